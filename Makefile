@@ -1,0 +1,46 @@
+# Thin calls. `make help` lists them. A new machine needs Python 3.11+ and make; every other step is done here.
+SHELL := /bin/bash
+PY := .venv/bin/python
+.DEFAULT_GOAL := help
+
+.PHONY: help
+help: ## this list
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+.venv/.synced: requirements.lock pyproject.toml $(wildcard */pyproject.toml) scripts/bootstrap.sh
+	@scripts/bootstrap.sh
+
+.PHONY: setup
+setup: .venv/.synced ## the Python environment, in .venv
+
+.PHONY: programs
+programs: .venv/.synced ## the Kubernetes programs, built once into a cache outside the checkout
+	@.venv/bin/forebay cluster build
+
+.PHONY: demo
+demo: programs ## the whole system on a local cluster, under load (KEEP=1 leaves it up, SAMPLE=file.yaml)
+	@.venv/bin/forebay demo $(if $(KEEP),--keep) $(if $(SAMPLE),--sample $(SAMPLE))
+
+.PHONY: test
+test: programs ## every test, the end-to-end ones included
+	@$(PY) -m pytest -m "not real_engine and not bench"
+
+.PHONY: check
+check: programs ## format, lint, types, import contracts, generated files, tests but the end-to-end ones
+	@scripts/check.sh
+
+.PHONY: bench
+bench: programs ## the measurements; results in build/bench
+	@$(PY) -m pytest -m bench tests/bench
+
+.PHONY: generate
+generate: .venv/.synced ## write every generated file anew
+	@$(PY) scripts/generate.py
+
+.PHONY: format
+format: .venv/.synced ## format the code
+	@.venv/bin/ruff format . && .venv/bin/ruff check --fix --quiet .
+
+.PHONY: lock
+lock: .venv/.synced ## resolve the dependencies anew into requirements.lock
+	@scripts/lock.sh

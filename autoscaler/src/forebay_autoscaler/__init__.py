@@ -1,0 +1,1 @@
+"""Resizes worker pools so that requests meet their objective at the fewest GPU-hours."""

@@ -1,0 +1,1 @@
+"""What a model can do on an accelerator: memory, step time, plans. Pure arithmetic."""

@@ -1,0 +1,1 @@
+"""The real Kubernetes programs as child processes on loopback."""

@@ -1,0 +1,1 @@
+"""Reconciles ModelService and WorkerPool resources into running workers."""

@@ -1,0 +1,1 @@
+"""Sends each request to the worker that will answer it in time."""

@@ -1,0 +1,8 @@
+#!/usr/bin/env bash
+# Resolve the workspace's dependencies and write requirements.lock: every package with its version and hashes.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+uv=$(command -v .tools/bin/uv || command -v uv)
+"$uv" lock "$@"
+"$uv" export --quiet --frozen --all-packages --all-groups --no-emit-workspace --no-annotate --no-header \
+  --format requirements.txt -o requirements.lock

@@ -1,0 +1,1 @@
+"""Simulated engine, node and fleet: everything but the GPU."""
