@@ -1,0 +1,441 @@
+"""The ModelService resource: one model offered to clients under one name."""
+
+from enum import StrEnum
+from typing import Annotated, Any
+
+from pydantic import ConfigDict, Field
+
+from forebay_api.durations import parse_duration_s
+from forebay_api.fields import (
+    MODEL_NAME_PATTERN,
+    NAME_PATTERN,
+    SOURCE_PATTERN,
+    TARGET_PATTERN,
+    Duration,
+    Labels,
+    PositiveDuration,
+    Quantity,
+    Resource,
+    list_map,
+    rule,
+    rules,
+)
+from forebay_api.objective import Objective
+
+DEFAULT_ENGINE_IMAGE = "vllm/vllm-openai:v0.32.0"
+OWNED_FLAGS = (
+    "--host", "--port", "--served-model-name", "--tensor-parallel-size", "-tp", "--pipeline-parallel-size", "-pp",
+    "--data-parallel-size", "-dp", "--kv-transfer-config", "--max-model-len", "--shutdown-timeout", "--quantization",
+    "--kv-cache-dtype", "--kv-events-config",
+)  # fmt: skip
+"""Engine flags that follow from other fields of the spec."""
+
+
+class Role(StrEnum):
+    """What a worker does of a request."""
+
+    PREFILL = "Prefill"
+    DECODE = "Decode"
+    MIXED = "Mixed"
+
+
+class AutoscalingMode(StrEnum):
+    """Who sets the number of workers."""
+
+    OFF = "Off"
+    ADVISE = "Advise"
+    AUTO = "Auto"
+
+
+class LocalReference(Resource):
+    """A reference to an object in the same namespace."""
+
+    name: str = Field(min_length=1, max_length=253)
+    """Name of the object."""
+
+
+class ModelCache(Resource):
+    """Where workers keep downloaded weights, so that a new worker starts without a download."""
+
+    claim_name: str = Field(min_length=1, max_length=253)
+    """PersistentVolumeClaim, readable by many nodes, that holds the weights."""
+    mount_path: str = Field(default="/var/cache/models", pattern=r"^/[^ ]+$", max_length=255)
+    """Where the engine sees it."""
+
+
+class Model(Resource):
+    """The model and where its weights come from."""
+
+    name: str = Field(min_length=1, max_length=200, pattern=MODEL_NAME_PATTERN)
+    """Name that clients send in the `model` field of a request, such as llama-3.1-8b."""
+    source: str = Field(pattern=SOURCE_PATTERN, max_length=512)
+    """Weights: hf://organisation/name, s3://bucket/path, gs://bucket/path, pvc://claim/path, oci://image, or an
+    absolute path in the engine's image."""
+    secret_ref: LocalReference | None = None
+    """Secret whose keys become environment variables of the engine, such as HF_TOKEN."""
+    cache: ModelCache | None = None
+    """A shared volume for the weights."""
+
+
+class KeyReference(Resource):
+    """One key of a Secret or ConfigMap."""
+
+    name: str = Field(min_length=1, max_length=253)
+    """Name of the Secret or ConfigMap."""
+    key: str = Field(min_length=1, max_length=253)
+    """Key within it."""
+    optional: bool = False
+    """Start the worker even when the key does not exist."""
+
+
+class EnvironmentSource(Resource):
+    """Where the value of an environment variable comes from: exactly one of the two."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            rule(
+                "has(self.secretKeyRef) != has(self.configMapKeyRef)",
+                "valueFrom must have exactly one of secretKeyRef and configMapKeyRef: set one, remove the other",
+            )
+        )
+    )
+    secret_key_ref: KeyReference | None = None
+    """A key of a Secret."""
+    config_map_key_ref: KeyReference | None = None
+    """A key of a ConfigMap."""
+
+
+class EnvironmentVariable(Resource):
+    """One environment variable of the engine."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            rule(
+                "!(has(self.value) && has(self.valueFrom))",
+                "an engine.env item must not have both value and valueFrom: remove one of them",
+            )
+        )
+    )
+    name: str = Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=253)
+    """Name of the variable."""
+    value: str | None = Field(default=None, max_length=32768)
+    """A literal value."""
+    value_from: EnvironmentSource | None = None
+    """A value from a Secret or ConfigMap."""
+
+
+class Speculative(Resource):
+    """Speculative decoding. Measure before use: it costs throughput on many loads."""
+
+    method: str = Field(min_length=1, max_length=63)
+    """Method as the engine names it, such as eagle3, mtp or ngram."""
+    model: str | None = Field(default=None, max_length=512)
+    """Draft model, where the method needs one."""
+    tokens: int = Field(default=3, ge=1, le=32)
+    """Tokens drafted in a step."""
+
+
+class LoraAdapter(Resource):
+    """A LoRA adapter that clients reach by its own model name."""
+
+    name: str = Field(min_length=1, max_length=200, pattern=MODEL_NAME_PATTERN)
+    """Name that clients send in the `model` field."""
+    source: str = Field(pattern=SOURCE_PATTERN, max_length=512)
+    """Where the adapter's weights are, as in model.source."""
+
+
+class Engine(Resource):
+    """The inference engine of every worker of the service."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            *[
+                rule(
+                    f"!self.args.exists(a, a == '{flag}' || a.startsWith('{flag}='))",
+                    f"engine.args must not contain {flag}: Forebay sets it from another field of the spec; remove it",
+                    field_path=".args",
+                )
+                for flag in OWNED_FLAGS
+            ]
+        )
+    )
+    kind: str = Field(default="vllm", json_schema_extra={"enum": ["vllm"]})
+    """Which engine; vllm."""
+    image: str = Field(default=DEFAULT_ENGINE_IMAGE, min_length=1, max_length=512)
+    """Container image of the engine. Workers of one service never mix engine versions within a request."""
+    args: list[Annotated[str, Field(max_length=4096)]] = Field(default=[], max_length=64)
+    """Further engine flags. Flags that follow from other fields are refused."""
+    env: list[EnvironmentVariable] = Field(default=[], max_length=64, json_schema_extra=list_map("name"))
+    """Further environment variables."""
+    max_model_len: int | None = Field(default=None, ge=16, le=10_000_000)
+    """Longest prompt plus answer, in tokens; the model's own limit when absent."""
+    quantization: str | None = Field(default=None, min_length=1, max_length=63)
+    """Quantisation of the weights as the engine names it, such as fp8 or awq; as stored when absent."""
+    kv_cache_dtype: str | None = Field(
+        default=None, json_schema_extra={"enum": ["auto", "bfloat16", "fp8", "fp8_e4m3", "fp8_e5m2"]}
+    )
+    """Type of the KV cache; fp8 doubles the tokens it holds."""
+    speculative: Speculative | None = None
+    """Speculative decoding; off when absent."""
+    lora_adapters: list[LoraAdapter] = Field(default=[], max_length=32, json_schema_extra=list_map("name"))
+    """LoRA adapters served beside the base model."""
+    startup_timeout: PositiveDuration = Field(default="30m")
+    """How long a worker may take from container start to its first healthy answer before it is restarted; a large
+    model may need more."""
+
+
+class ObjectiveSpec(Resource):
+    """What a request is promised. A request that misses either bound, or fails, is bad; goodput counts the good ones."""
+
+    ttft: PositiveDuration = Field(default="500ms")
+    """Largest time to first token."""
+    tpot: PositiveDuration = Field(default="25ms")
+    """Largest mean time per output token."""
+    target: str = Field(
+        default="0.99",
+        pattern=TARGET_PATTERN,
+        json_schema_extra=rules(
+            rule("double(self) > 0.0", 'objective.target must be above 0: write a share such as "0.99"')
+        ),
+    )
+    """Share of requests that must meet both, such as "0.99"."""
+
+    def to_objective(self) -> Objective:
+        """The objective in numbers."""
+        return Objective(
+            ttft_s=parse_duration_s(self.ttft), tpot_s=parse_duration_s(self.tpot), target=float(self.target)
+        )
+
+
+class Replicas(Resource):
+    """Bounds of a pool's number of workers."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            rule(
+                "self.min <= self.max",
+                "replicas.min must not be above replicas.max: lower min or raise max",
+                field_path=".min",
+            ),
+        )
+    )
+    min: int = Field(default=1, ge=0, le=1000)
+    """Fewest workers; 0 lets the pool sleep while nobody asks. Also the number a new pool starts with."""
+    max: int = Field(default=1, ge=1, le=1000)
+    """Most workers."""
+
+
+class Parallelism(Resource):
+    """How one worker spreads the model over accelerators."""
+
+    tensor: int = Field(default=1, json_schema_extra={"enum": [1, 2, 4, 8, 16]})
+    """Tensor parallelism: accelerators that share each layer."""
+    pipeline: int = Field(default=1, ge=1, le=16)
+    """Pipeline parallelism: stages of layers."""
+    data: int = Field(default=1, ge=1, le=16)
+    """Data parallelism: engine copies behind one port."""
+
+    @property
+    def accelerators(self) -> int:
+        """Accelerators of one worker."""
+        return self.tensor * self.pipeline * self.data
+
+
+class ContainerResources(Resource):
+    """CPU and memory of a worker beside its accelerators."""
+
+    cpu: Quantity = Field(default="4")
+    """CPU request."""
+    memory: Quantity = Field(default="16Gi")
+    """Memory request and limit."""
+
+
+class Pool(Resource):
+    """Interchangeable workers of one role on one accelerator."""
+
+    name: str = Field(pattern=NAME_PATTERN, min_length=1, max_length=20)
+    """Name of the pool within the service, such as prefill."""
+    role: Role = Field(
+        default=Role.MIXED,
+        json_schema_extra=rules(
+            rule("self == oldSelf", "a pool's role cannot change: remove the pool and add one under a new name")
+        ),
+    )
+    """Prefill, Decode, or Mixed (both in one worker)."""
+    accelerator: str = Field(min_length=1, max_length=63, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")
+    """Name of an AcceleratorClass."""
+    replicas: Replicas = Field(default={}, validate_default=True)
+    """Bounds of the number of workers."""
+    parallelism: Parallelism = Field(default={}, validate_default=True)
+    """How one worker spreads the model over accelerators."""
+    resources: ContainerResources = Field(default={}, validate_default=True)
+    """CPU and memory of one worker."""
+    node_selector: Labels = Field(default={})
+    """Further labels a node must have, beside the accelerator's."""
+    priority_class_name: str | None = Field(default=None, max_length=253)
+    """PriorityClass of the workers."""
+
+
+class Budget(Resource):
+    """What all pools of the service may use together."""
+
+    gpus: int = Field(ge=1, le=100_000)
+    """Most accelerators of all workers of the service together."""
+
+
+class Autoscaling(Resource):
+    """How the number of workers follows demand."""
+
+    mode: AutoscalingMode = AutoscalingMode.AUTO
+    """Auto sets the number of workers; Advise computes and records it without acting; Off leaves it to the spec and
+    to kubectl scale."""
+    budget: Budget | None = None
+    """Upper bound over all pools; without it the pools' own bounds hold."""
+    scale_up_stabilization: Duration = Field(default="0s")
+    """A pool grows only after the need has lasted this long."""
+    scale_down_stabilization: Duration = Field(default="5m")
+    """A pool shrinks only to the largest need seen in this window."""
+
+
+class Rollout(Resource):
+    """How workers are replaced and removed."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            rule(
+                "self.maxUnavailable > 0 || self.maxSurge > 0",
+                "rollout.maxUnavailable and rollout.maxSurge must not both be 0, or nothing could be replaced: raise one",
+            )
+        )
+    )
+    max_unavailable: int = Field(default=0, ge=0, le=1000)
+    """Workers of a pool that may be missing during a rollout."""
+    max_surge: int = Field(default=1, ge=0, le=1000)
+    """Workers of a pool that may exist beyond its size during a rollout; each needs free accelerators."""
+    drain_timeout: PositiveDuration = Field(default="2m")
+    """How long a worker that leaves may take to finish its requests; afterwards they are cut off with an error event."""
+
+
+class Routing(Resource):
+    """Time limits of the request path."""
+
+    queue_timeout: PositiveDuration = Field(default="30s")
+    """How long a request may wait for a worker before 503 with Retry-After."""
+    first_token_timeout: PositiveDuration = Field(default="120s")
+    """How long a worker may take to its first byte before the request goes to another."""
+    idle_timeout: PositiveDuration = Field(default="60s")
+    """Longest silence between two pieces of an answer."""
+    request_timeout: PositiveDuration = Field(default="1h")
+    """Longest time of a whole request."""
+
+
+class ModelServiceSpec(Resource):
+    """What is wanted: a model, an objective, and the pools that serve it."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            rule(
+                "self.pools.exists(p, p.role == 'Prefill') == self.pools.exists(p, p.role == 'Decode')",
+                "pools must have Prefill and Decode together: add a pool of the missing role, or make the pool Mixed",
+                field_path=".pools",
+            ),
+            rule(
+                "!(self.pools.exists(p, p.role == 'Mixed') && self.pools.exists(p, p.role != 'Mixed'))",
+                "pools must be all Mixed, or Prefill and Decode: change the role of the odd ones",
+                field_path=".pools",
+            ),
+            rule(
+                "!has(self.autoscaling.budget) || self.pools.map(p, p.replicas.min * p.parallelism.tensor"
+                " * p.parallelism.pipeline * p.parallelism.data).sum() <= self.autoscaling.budget.gpus",
+                "autoscaling.budget.gpus is below what the pools need at replicas.min: "
+                "raise the budget or lower replicas.min",
+                field_path=".autoscaling",
+            ),
+        )
+    )
+    model: Model
+    """The model and where its weights come from."""
+    engine: Engine = Field(default={}, validate_default=True)
+    """The inference engine."""
+    objective: ObjectiveSpec = Field(default={}, validate_default=True)
+    """What a request is promised."""
+    pools: list[Pool] = Field(min_length=1, max_length=8, json_schema_extra=list_map("name"))
+    """The worker pools: one or more Mixed ones, or Prefill with Decode."""
+    autoscaling: Autoscaling = Field(default={}, validate_default=True)
+    """How the number of workers follows demand."""
+    rollout: Rollout = Field(default={}, validate_default=True)
+    """How workers are replaced and removed."""
+    routing: Routing = Field(default={}, validate_default=True)
+    """Time limits of the request path."""
+
+
+class StatusCondition(Resource):
+    """One observed property of the resource."""
+
+    type: str = Field(min_length=1, max_length=316)
+    """Which property."""
+    status: str = Field(json_schema_extra={"enum": ["True", "False", "Unknown"]})
+    """True, False, or Unknown where it could not be observed."""
+    reason: str = Field(min_length=1, max_length=1024)
+    """A word for programs."""
+    message: str = Field(max_length=32768)
+    """A sentence for people: what is wrong and what to do."""
+    observed_generation: int | None = None
+    """metadata.generation that this was computed from."""
+    last_transition_time: str = Field(json_schema_extra={"format": "date-time"})
+    """When the status last changed."""
+
+
+class PoolStatus(Resource):
+    """Where one pool stands. The operator counts, the autoscaler adds what it wants."""
+
+    name: str
+    """Name of the pool."""
+    role: str | None = None
+    """Its role."""
+    replicas: int | None = None
+    """Worker pods that exist."""
+    ready: int | None = None
+    """Workers that answer and are not draining."""
+    draining: int | None = None
+    """Workers that finish their requests and then leave."""
+    desired: int | None = None
+    """What the autoscaler last decided, or would set in Advise mode."""
+    reason: str | None = Field(default=None, max_length=1024)
+    """Why the autoscaler decided so."""
+
+
+class ModelServiceStatus(Resource):
+    """What is."""
+
+    observed_generation: int | None = None
+    """metadata.generation that the operator last acted on."""
+    conditions: list[StatusCondition] = Field(default=[], json_schema_extra=list_map("type"))
+    """Accepted, Fits, Ready, Routable, Progressing, MetricsFresh, ScalingActive."""
+    pools: list[PoolStatus] = Field(default=[], json_schema_extra=list_map("name"))
+    """The pools, one by one."""
+    workers: str | None = None
+    """Ready and wanted workers of all pools, such as 3/4."""
+    attainment: str | None = None
+    """Share of recent requests that met the objective, such as 99.3%; absent while unknown."""
+    goodput_per_second: str | None = None
+    """Good requests per second, recently; absent while unknown."""
+
+
+_NAME_RULES: dict[str, Any] = rules(
+    rule(
+        "size(self.metadata.name) <= 40 && self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')",
+        "metadata.name must be at most 40 characters of a-z, 0-9 and -, starting with a letter: "
+        "it becomes part of the names and labels of the workers; choose another name",
+    )
+)
+
+
+class ModelService(Resource):
+    """One model offered to clients under one name, by pools of workers that are sized to meet an objective."""
+
+    model_config = ConfigDict(json_schema_extra=_NAME_RULES)
+    spec: ModelServiceSpec
+    """What is wanted."""
+    status: ModelServiceStatus | None = None
+    """What is."""
