@@ -1,0 +1,145 @@
+"""Accelerators: memory, bandwidth, FLOP/s, links and a planning price.
+
+Memory is what CUDA or ROCm reports as the device's total, which is what the engine takes its share of. FLOP/s are
+dense (without sparsity). `docs/capacity-model.md` gives the source of every number. Prices are round planning figures
+per GPU-hour, not quotes: give your own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from forebay_capacity.dtypes import Dtype
+from forebay_capacity.errors import UnknownAcceleratorError
+
+GIB = 1024**3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Accelerator:
+    """One GPU of a type."""
+
+    name: str
+    title: str
+    memory_bytes: float
+    """Total memory the driver reports."""
+    bandwidth_bytes_per_s: float
+    """Peak memory bandwidth."""
+    bf16_flops_per_s: float
+    """Peak dense BF16 matrix FLOP/s."""
+    fp8_flops_per_s: float | None
+    """Peak dense FP8 matrix FLOP/s; None where FP8 weights run as BF16."""
+    link_bytes_per_s: float
+    """To the other GPUs of its node, each way."""
+    network_bytes_per_s: float = 50e9
+    """To other nodes, each way: one 400 Gb/s NIC a GPU unless stated."""
+    gpus_per_node: int = 8
+    price_usd_per_hour: float
+    """Planning price of one GPU-hour."""
+
+    def flops_per_s(self, dtype: Dtype | str) -> float:
+        """Peak matrix FLOP/s with weights of this format."""
+        if Dtype(dtype).compute is Dtype.FP8 and self.fp8_flops_per_s is not None:
+            return self.fp8_flops_per_s
+        return self.bf16_flops_per_s
+
+
+ACCELERATORS: dict[str, Accelerator] = {
+    accelerator.name: accelerator
+    for accelerator in (
+        Accelerator(
+            name="h100-sxm",
+            title="NVIDIA H100 SXM 80GB",
+            memory_bytes=79.2 * GIB,
+            bandwidth_bytes_per_s=3.35e12,
+            bf16_flops_per_s=989e12,
+            fp8_flops_per_s=1979e12,
+            link_bytes_per_s=450e9,
+            price_usd_per_hour=3.0,
+        ),
+        Accelerator(
+            name="h100-pcie",
+            title="NVIDIA H100 PCIe 80GB",
+            memory_bytes=79.2 * GIB,
+            bandwidth_bytes_per_s=2.0e12,
+            bf16_flops_per_s=756e12,
+            fp8_flops_per_s=1513e12,
+            link_bytes_per_s=64e9,
+            network_bytes_per_s=25e9,
+            price_usd_per_hour=2.5,
+        ),
+        Accelerator(
+            name="h200",
+            title="NVIDIA H200 SXM 141GB",
+            memory_bytes=139.8 * GIB,
+            bandwidth_bytes_per_s=4.8e12,
+            bf16_flops_per_s=989e12,
+            fp8_flops_per_s=1979e12,
+            link_bytes_per_s=450e9,
+            price_usd_per_hour=3.8,
+        ),
+        Accelerator(
+            name="b200",
+            title="NVIDIA B200 SXM 180GB",
+            memory_bytes=178.35 * GIB,
+            bandwidth_bytes_per_s=8.0e12,
+            bf16_flops_per_s=2250e12,
+            fp8_flops_per_s=4500e12,
+            link_bytes_per_s=900e9,
+            price_usd_per_hour=5.5,
+        ),
+        Accelerator(
+            name="a100-80gb",
+            title="NVIDIA A100 SXM 80GB",
+            memory_bytes=79.15 * GIB,
+            bandwidth_bytes_per_s=2.039e12,
+            bf16_flops_per_s=312e12,
+            fp8_flops_per_s=None,
+            link_bytes_per_s=300e9,
+            network_bytes_per_s=25e9,
+            price_usd_per_hour=1.8,
+        ),
+        Accelerator(
+            name="l40s",
+            title="NVIDIA L40S 48GB",
+            memory_bytes=44.4 * GIB,
+            bandwidth_bytes_per_s=864e9,
+            bf16_flops_per_s=362e12,
+            fp8_flops_per_s=733e12,
+            link_bytes_per_s=32e9,
+            network_bytes_per_s=12.5e9,
+            price_usd_per_hour=1.2,
+        ),
+        Accelerator(
+            name="mi300x",
+            title="AMD Instinct MI300X 192GB",
+            memory_bytes=191.98 * GIB,
+            bandwidth_bytes_per_s=5.3e12,
+            bf16_flops_per_s=1307e12,
+            fp8_flops_per_s=2615e12,
+            link_bytes_per_s=448e9,
+            price_usd_per_hour=3.0,
+        ),
+    )
+}
+
+_ALIASES = {
+    "h100": "h100-sxm",
+    "h100-sxm5": "h100-sxm",
+    "h100-80gb": "h100-sxm",
+    "h200-sxm": "h200",
+    "b200-sxm": "b200",
+    "a100": "a100-80gb",
+    "a100-sxm": "a100-80gb",
+    "a100-sxm-80gb": "a100-80gb",
+}
+
+
+def accelerator_of(name: str) -> Accelerator:
+    """The accelerator of this name; `UnknownAcceleratorError` lists close names."""
+    key = name.strip().lower().replace("_", "-").removeprefix("nvidia-").removeprefix("amd-")
+    key = _ALIASES.get(key, key)
+    found = ACCELERATORS.get(key)
+    if found is None:
+        raise UnknownAcceleratorError("accelerator", name, ACCELERATORS, "")
+    return found
