@@ -1,15 +1,29 @@
 """The AcceleratorClass resource: a GPU type, how the scheduler finds it, what it costs."""
 
-from pydantic import Field
+from typing import Annotated
 
-from forebay_api.fields import PRICE_PATTERN, Labels, Quantity, Resource
+from pydantic import ConfigDict, Field
+
+from forebay_api.fields import Labels, Quantity, Resource, rule, rules, text
 
 
 class Toleration(Resource):
     """A toleration that workers on this accelerator carry."""
 
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            rule(
+                "has(self.key) || self.operator == 'Exists'",
+                "a toleration with operator Equal must have a key: set key, or use operator Exists",
+            ),
+            rule(
+                "!has(self.value) || self.operator == 'Equal'",
+                "a toleration with operator Exists must not have a value: remove value, or use operator Equal",
+            ),
+        )
+    )
     key: str | None = Field(default=None, max_length=253)
-    """Taint key; empty with operator Exists matches every taint."""
+    """Taint key; without one, operator Exists matches every taint."""
     operator: str = Field(default="Exists", json_schema_extra={"enum": ["Exists", "Equal"]})
     """Exists or Equal."""
     value: str | None = Field(default=None, max_length=253)
@@ -23,18 +37,42 @@ class Toleration(Resource):
 class AcceleratorClassSpec(Resource):
     """A GPU type: what the capacity model needs to know, and how the scheduler finds nodes that have it."""
 
-    hardware: str = Field(min_length=1, max_length=63)
+    hardware: Annotated[
+        str,
+        text(
+            r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$",
+            "must be a name that the capacity model knows, such as h100-sxm: lower-case letters, digits, '-' and '.'",
+            max_length=63,
+        ),
+    ]
     """Name of the hardware in the capacity model, such as h100-sxm, h200, a100-80gb or l40s; its memory, bandwidth
     and FLOP/s come from there."""
     memory: Quantity | None = None
     """Memory of one accelerator where it differs from the hardware's usual size, such as 94Gi."""
-    resource_name: str = Field(default="nvidia.com/gpu", pattern=r"^[a-z0-9.-]+/[A-Za-z0-9._-]+$", max_length=128)
+    resource_name: Annotated[
+        str,
+        text(
+            r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?/[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$",
+            "must be the name of an extended resource: a domain, a slash and a name, such as nvidia.com/gpu",
+            max_length=128,
+        ),
+    ] = "nvidia.com/gpu"
     """Extended resource that a worker requests, one for each accelerator."""
     node_selector: Labels = Field(default={})
     """Labels of the nodes that have this accelerator."""
     tolerations: list[Toleration] = Field(default=[], max_length=16)
     """Tolerations for tainted GPU nodes."""
-    price_per_hour: str | None = Field(default=None, pattern=PRICE_PATTERN, max_length=16)
+    price_per_hour: (
+        Annotated[
+            str,
+            text(
+                r"^[0-9]+(\.[0-9]{1,4})?$",
+                'must be a number with at most four decimals and no currency, in quotes, such as "2.50"',
+                max_length=16,
+            ),
+        ]
+        | None
+    ) = None
     """Price of one accelerator for one hour, in any one currency; used to compare pools by cost."""
 
 

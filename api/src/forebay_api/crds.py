@@ -6,7 +6,10 @@ pydantic's JSON schema is not a structural schema; this module bridges the diffe
 - `anyOf [X, null]` (an optional field) becomes X: in Kubernetes absence is absence;
 - `const` becomes a one-value `enum`; numeric `exclusiveMinimum` does not occur (use `ge`);
 - titles, `additionalProperties: false` and null defaults go; an enum of a StrEnum keeps its type;
-- `maxLength` of a dict is `maxProperties`.
+- `maxLength` of a dict is `maxProperties`;
+- a `pattern` with advice becomes a CEL rule with that advice as its message (see `fields`);
+- the default of an object is filled with its fields' own defaults: the server runs CEL rules on defaults as they are
+  written, before it fills them.
 
 Key order is fixed, so equal models give equal bytes.
 """
@@ -19,7 +22,7 @@ import yaml
 from pydantic import BaseModel
 
 from forebay_api.acceleratorclass import AcceleratorClass
-from forebay_api.fields import VALIDATIONS
+from forebay_api.fields import ADVICE, VALIDATIONS, matches, rule
 from forebay_api.modelservice import ModelService
 from forebay_api.names import (
     ACCELERATOR_CLASS_KIND,
@@ -138,14 +141,24 @@ def _structural(node: Any, definitions: Mapping[str, Any]) -> Any:
         made.update(_keyword(key, value, node=node, definitions=definitions))
     if made.get("type") == "integer" and "enum" not in made:
         made.setdefault("format", "int64")
+    if "pattern" in node:
+        made[VALIDATIONS] = [rule(matches("self", node["pattern"]), node[ADVICE]), *made.get(VALIDATIONS, [])]
+    if made.get("type") == "object" and "default" in made:
+        made["default"] = _filled(made["default"], made.get("properties", {}))
     return made
+
+
+def _filled(value: Mapping[str, Any], properties: Mapping[str, Any]) -> dict[str, Any]:
+    """An object's default with the defaults of the fields that it leaves out."""
+    defaults = {name: child["default"] for name, child in properties.items() if "default" in child}
+    return {**defaults, **value}
 
 
 def _keyword(key: str, value: Any, *, node: Mapping[str, Any], definitions: Mapping[str, Any]) -> dict[str, Any]:
     """One keyword of a schema node as the structural schema has it; empty where it has none."""
     if key == "additionalProperties":
         return {key: _structural(value, definitions)} if isinstance(value, dict) else {}
-    if key in {"title", "$defs"} or (key == "default" and value is None):
+    if key in {"title", "$defs", "pattern", ADVICE} or (key == "default" and value is None):
         return {}
     if key == "const":
         return {"enum": [value]}

@@ -8,13 +8,15 @@ import re
 from typing import Final
 
 UNIT_SECONDS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
-DURATION_PATTERN: Final = r"^([0-9]+(\.[0-9]+)?(ms|s|m|h))+$"
+DURATION_PATTERN: Final = r"^([0-9]{1,6}(\.[0-9]{1,3})?(ms|s|m|h))+$"
+DURATION_MAX_LENGTH: Final = 20
+"""With at most six digits a number, too short for a sum that overflows the server's 64-bit nanoseconds."""
 _PART = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|h)")
 
 
 def parse_duration_s(text: str) -> float:
     """Seconds of a duration; ValueError names the text and what is expected."""
-    if not re.match(DURATION_PATTERN, text):
+    if len(text) > DURATION_MAX_LENGTH or not re.fullmatch(DURATION_PATTERN, text):
         raise ValueError(f"{text!r} is not a duration: write a number with ms, s, m or h, such as 500ms or 1m30s")
     return sum(float(number) * UNIT_SECONDS[unit] for number, unit in _PART.findall(text))
 

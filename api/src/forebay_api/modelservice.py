@@ -7,18 +7,21 @@ from pydantic import ConfigDict, Field
 
 from forebay_api.durations import parse_duration_s
 from forebay_api.fields import (
-    MODEL_NAME_PATTERN,
-    NAME_PATTERN,
-    SOURCE_PATTERN,
-    TARGET_PATTERN,
     Duration,
     Labels,
+    ModelName,
+    ObjectName,
+    PoolName,
     PositiveDuration,
     Quantity,
     Resource,
+    Source,
     list_map,
+    matches,
+    not_shorter,
     rule,
     rules,
+    text,
 )
 from forebay_api.objective import Objective
 
@@ -29,6 +32,9 @@ OWNED_FLAGS = (
     "--kv-cache-dtype", "--kv-events-config",
 )  # fmt: skip
 """Engine flags that follow from other fields of the spec."""
+_OWNED_FLAG_PATTERN = "^(" + "|".join(OWNED_FLAGS).replace("-", "[-_]").replace("[-_][-_]", "--") + r")($|[=.])"
+"""The engine takes underscores for dashes, and --kv-transfer-config.kv_role=x for a part of --kv-transfer-config."""
+TARGET_PATTERN = r"^(0\.[0-9]*[1-9][0-9]*|1(\.0+)?)$"
 
 
 class Role(StrEnum):
@@ -50,25 +56,27 @@ class AutoscalingMode(StrEnum):
 class LocalReference(Resource):
     """A reference to an object in the same namespace."""
 
-    name: str = Field(min_length=1, max_length=253)
+    name: ObjectName
     """Name of the object."""
 
 
 class ModelCache(Resource):
     """Where workers keep downloaded weights, so that a new worker starts without a download."""
 
-    claim_name: str = Field(min_length=1, max_length=253)
+    claim_name: ObjectName
     """PersistentVolumeClaim, readable by many nodes, that holds the weights."""
-    mount_path: str = Field(default="/var/cache/models", pattern=r"^/[^ ]+$", max_length=255)
+    mount_path: Annotated[
+        str, text(r"^/[^ :]+$", "must be an absolute path without spaces, such as /var/cache/models", max_length=255)
+    ] = "/var/cache/models"
     """Where the engine sees it."""
 
 
 class Model(Resource):
     """The model and where its weights come from."""
 
-    name: str = Field(min_length=1, max_length=200, pattern=MODEL_NAME_PATTERN)
+    name: ModelName
     """Name that clients send in the `model` field of a request, such as llama-3.1-8b."""
-    source: str = Field(pattern=SOURCE_PATTERN, max_length=512)
+    source: Source
     """Weights: hf://organisation/name, s3://bucket/path, gs://bucket/path, pvc://claim/path, oci://image, or an
     absolute path in the engine's image."""
     secret_ref: LocalReference | None = None
@@ -80,9 +88,9 @@ class Model(Resource):
 class KeyReference(Resource):
     """One key of a Secret or ConfigMap."""
 
-    name: str = Field(min_length=1, max_length=253)
+    name: ObjectName
     """Name of the Secret or ConfigMap."""
-    key: str = Field(min_length=1, max_length=253)
+    key: Annotated[str, text(r"^[-._A-Za-z0-9]+$", "must be letters, digits, '-', '_' and '.'", max_length=253)]
     """Key within it."""
     optional: bool = False
     """Start the worker even when the key does not exist."""
@@ -116,7 +124,14 @@ class EnvironmentVariable(Resource):
             )
         )
     )
-    name: str = Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=253)
+    name: Annotated[
+        str,
+        text(
+            r"^[A-Za-z_][A-Za-z0-9_]*$",
+            "must be letters, digits and '_', not starting with a digit, such as VLLM_LOGGING_LEVEL",
+            max_length=253,
+        ),
+    ]
     """Name of the variable."""
     value: str | None = Field(default=None, max_length=32768)
     """A literal value."""
@@ -138,33 +153,36 @@ class Speculative(Resource):
 class LoraAdapter(Resource):
     """A LoRA adapter that clients reach by its own model name."""
 
-    name: str = Field(min_length=1, max_length=200, pattern=MODEL_NAME_PATTERN)
+    name: ModelName
     """Name that clients send in the `model` field."""
-    source: str = Field(pattern=SOURCE_PATTERN, max_length=512)
+    source: Source
     """Where the adapter's weights are, as in model.source."""
+
+
+EngineArgument = Annotated[
+    str,
+    Field(
+        max_length=4096,
+        json_schema_extra=rules(
+            rule(
+                f"!{matches('self', _OWNED_FLAG_PATTERN)}",
+                "must not be a flag that Forebay sets from another field of the spec, such as engine.maxModelLen, "
+                "engine.quantization or a pool's parallelism: set that field and remove the flag",
+            )
+        ),
+    ),
+]
 
 
 class Engine(Resource):
     """The inference engine of every worker of the service."""
 
-    model_config = ConfigDict(
-        json_schema_extra=rules(
-            *[
-                rule(
-                    f"!self.args.exists(a, a == '{flag}' || a.startsWith('{flag}='))",
-                    f"engine.args must not contain {flag}: Forebay sets it from another field of the spec; remove it",
-                    field_path=".args",
-                )
-                for flag in OWNED_FLAGS
-            ]
-        )
-    )
     kind: str = Field(default="vllm", json_schema_extra={"enum": ["vllm"]})
     """Which engine; vllm."""
     image: str = Field(default=DEFAULT_ENGINE_IMAGE, min_length=1, max_length=512)
     """Container image of the engine. Workers of one service never mix engine versions within a request."""
-    args: list[Annotated[str, Field(max_length=4096)]] = Field(default=[], max_length=64)
-    """Further engine flags. Flags that follow from other fields are refused."""
+    args: list[EngineArgument] = Field(default=[], max_length=64)
+    """Further engine flags, such as --max-num-seqs. Flags that follow from other fields of the spec are refused."""
     env: list[EnvironmentVariable] = Field(default=[], max_length=64, json_schema_extra=list_map("name"))
     """Further environment variables."""
     max_model_len: int | None = Field(default=None, ge=16, le=10_000_000)
@@ -191,13 +209,10 @@ class ObjectiveSpec(Resource):
     """Largest time to first token."""
     tpot: PositiveDuration = Field(default="25ms")
     """Largest mean time per output token."""
-    target: str = Field(
-        default="0.99",
-        pattern=TARGET_PATTERN,
-        json_schema_extra=rules(
-            rule("double(self) > 0.0", 'objective.target must be above 0: write a share such as "0.99"')
-        ),
-    )
+    target: Annotated[
+        str,
+        text(TARGET_PATTERN, 'must be a share above 0 and at most 1, in quotes, such as "0.99"', max_length=6),
+    ] = "0.99"
     """Share of requests that must meet both, such as "0.99"."""
 
     def to_objective(self) -> Objective:
@@ -253,7 +268,7 @@ class ContainerResources(Resource):
 class Pool(Resource):
     """Interchangeable workers of one role on one accelerator."""
 
-    name: str = Field(pattern=NAME_PATTERN, min_length=1, max_length=20)
+    name: PoolName
     """Name of the pool within the service, such as prefill."""
     role: Role = Field(
         default=Role.MIXED,
@@ -262,7 +277,7 @@ class Pool(Resource):
         ),
     )
     """Prefill, Decode, or Mixed (both in one worker)."""
-    accelerator: str = Field(min_length=1, max_length=63, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")
+    accelerator: ObjectName = Field(max_length=63)
     """Name of an AcceleratorClass."""
     replicas: Replicas = Field(default={}, validate_default=True)
     """Bounds of the number of workers."""
@@ -272,7 +287,7 @@ class Pool(Resource):
     """CPU and memory of one worker."""
     node_selector: Labels = Field(default={})
     """Further labels a node must have, beside the accelerator's."""
-    priority_class_name: str | None = Field(default=None, max_length=253)
+    priority_class_name: ObjectName | None = None
     """PriorityClass of the workers."""
 
 
@@ -319,6 +334,15 @@ class Rollout(Resource):
 class Routing(Resource):
     """Time limits of the request path."""
 
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            not_shorter(
+                "self.requestTimeout",
+                "self.firstTokenTimeout",
+                "routing.requestTimeout must not be below routing.firstTokenTimeout: raise it or lower the other",
+            )
+        )
+    )
     queue_timeout: PositiveDuration = Field(default="30s")
     """How long a request may wait for a worker before 503 with Retry-After."""
     first_token_timeout: PositiveDuration = Field(default="120s")
@@ -350,6 +374,18 @@ class ModelServiceSpec(Resource):
                 "autoscaling.budget.gpus is below what the pools need at replicas.min: "
                 "raise the budget or lower replicas.min",
                 field_path=".autoscaling",
+            ),
+            rule(
+                "!self.engine.loraAdapters.exists(adapter, adapter.name == self.model.name)",
+                "engine.loraAdapters must not use the name in model.name: "
+                "clients tell them apart by it; rename the adapter",
+                field_path=".engine",
+            ),
+            not_shorter(
+                "self.routing.firstTokenTimeout",
+                "self.objective.ttft",
+                "routing.firstTokenTimeout must not be below objective.ttft, or good requests would be retried: "
+                "raise the timeout or lower the objective",
             ),
         )
     )
@@ -424,7 +460,7 @@ class ModelServiceStatus(Resource):
 
 _NAME_RULES: dict[str, Any] = rules(
     rule(
-        "size(self.metadata.name) <= 40 && self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')",
+        f"size(self.metadata.name) <= 40 && {matches('self.metadata.name', r'^[a-z]([-a-z0-9]*[a-z0-9])?$')}",
         "metadata.name must be at most 40 characters of a-z, 0-9 and -, starting with a letter: "
         "it becomes part of the names and labels of the workers; choose another name",
     )

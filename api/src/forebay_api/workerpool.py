@@ -2,7 +2,7 @@
 
 from pydantic import Field
 
-from forebay_api.fields import Resource, list_map
+from forebay_api.fields import ObjectName, Resource, list_map, rule, rules
 from forebay_api.modelservice import (
     Engine,
     Model,
@@ -17,7 +17,12 @@ class WorkerPoolSpec(Resource):
 
     replicas: int = Field(default=1, ge=0, le=1000)
     """Number of workers. Its one owner is the autoscaler in mode Auto, else whoever scales the pool."""
-    model_service: str = Field(min_length=1, max_length=40)
+    model_service: ObjectName = Field(
+        max_length=40,
+        json_schema_extra=rules(
+            rule("self == oldSelf", "modelService cannot change: a worker pool belongs to one service for its life")
+        ),
+    )
     """Name of the ModelService that owns the pool."""
     model: Model
     """The model, as in the ModelService."""
