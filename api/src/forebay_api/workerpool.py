@@ -2,14 +2,10 @@
 
 from pydantic import Field
 
+from forebay_api.engine import Engine, Model
 from forebay_api.fields import ObjectName, Resource, list_map, rule, rules
-from forebay_api.modelservice import (
-    Engine,
-    Model,
-    Pool,
-    Rollout,
-    StatusCondition,
-)
+from forebay_api.modelservice import Pool, Rollout
+from forebay_api.status import StatusCondition
 
 
 class WorkerPoolSpec(Resource):
