@@ -2,25 +2,26 @@
 
 from typing import Annotated
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
-from forebay_api.fields import Labels, Quantity, Resource, rule, rules, text
+from forebay_api.fields import Resource, Rule, text
+from forebay_api.scalars import Labels, Price, Quantity
 
 
 class Toleration(Resource):
     """A toleration that workers on this accelerator carry."""
 
-    model_config = ConfigDict(
-        json_schema_extra=rules(
-            rule(
-                "has(self.key) || self.operator == 'Exists'",
-                "a toleration with operator Equal must have a key: set key, or use operator Exists",
-            ),
-            rule(
-                "!has(self.value) || self.operator == 'Equal'",
-                "a toleration with operator Exists must not have a value: remove value, or use operator Equal",
-            ),
-        )
+    RULES = (
+        Rule(
+            "has(self.key) || self.operator == 'Exists'",
+            "a toleration with operator Equal must have a key: set key, or use operator Exists",
+            holds=lambda self: self.key is not None or self.operator == "Exists",
+        ),
+        Rule(
+            "!has(self.value) || self.operator == 'Equal'",
+            "a toleration with operator Exists must not have a value: remove value, or use operator Equal",
+            holds=lambda self: self.value is None or self.operator == "Equal",
+        ),
     )
     key: str | None = Field(default=None, max_length=253)
     """Taint key; without one, operator Exists matches every taint."""
@@ -39,10 +40,10 @@ class AcceleratorClassSpec(Resource):
 
     hardware: Annotated[
         str,
+        Field(max_length=63),
         text(
             r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$",
             "must be a name that the capacity model knows, such as h100-sxm: lower-case letters, digits, '-' and '.'",
-            max_length=63,
         ),
     ]
     """Name of the hardware in the capacity model, such as h100-sxm, h200, a100-80gb or l40s; its memory, bandwidth
@@ -51,10 +52,10 @@ class AcceleratorClassSpec(Resource):
     """Memory of one accelerator where it differs from the hardware's usual size, such as 94Gi."""
     resource_name: Annotated[
         str,
+        Field(max_length=128),
         text(
             r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?/[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$",
             "must be the name of an extended resource: a domain, a slash and a name, such as nvidia.com/gpu",
-            max_length=128,
         ),
     ] = "nvidia.com/gpu"
     """Extended resource that a worker requests, one for each accelerator."""
@@ -62,17 +63,7 @@ class AcceleratorClassSpec(Resource):
     """Labels of the nodes that have this accelerator."""
     tolerations: list[Toleration] = Field(default=[], max_length=16)
     """Tolerations for tainted GPU nodes."""
-    price_per_hour: (
-        Annotated[
-            str,
-            text(
-                r"^[0-9]+(\.[0-9]{1,4})?$",
-                'must be a number with at most four decimals and no currency, in quotes, such as "2.50"',
-                max_length=16,
-            ),
-        ]
-        | None
-    ) = None
+    price_per_hour: Price | None = None
     """Price of one accelerator for one hour, in any one currency; used to compare pools by cost."""
 
 

@@ -1,21 +1,12 @@
-"""The model and the engine of a ModelService: parts that a WorkerPool carries too."""
+"""The parts of a spec that say what runs: the model and the engine."""
 
+import re
 from typing import Annotated
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
-from forebay_api.fields import (
-    ModelName,
-    ObjectName,
-    PositiveDuration,
-    Resource,
-    Source,
-    list_map,
-    matches,
-    rule,
-    rules,
-    text,
-)
+from forebay_api.fields import Resource, Rule, list_map, matches, text
+from forebay_api.scalars import ModelName, ObjectName, PositiveDuration, Source
 
 DEFAULT_ENGINE_IMAGE = "vllm/vllm-openai:v0.32.0"
 OWNED_FLAGS = (
@@ -24,8 +15,8 @@ OWNED_FLAGS = (
     "--kv-cache-dtype", "--kv-events-config",
 )  # fmt: skip
 """Engine flags that follow from other fields of the spec."""
-_OWNED_FLAG_PATTERN = "^(" + "|".join(OWNED_FLAGS).replace("-", "[-_]").replace("[-_][-_]", "--") + r")($|[=.])"
-"""The engine takes underscores for dashes, and --kv-transfer-config.kv_role=x for a part of --kv-transfer-config."""
+OWNED_VARIABLES = ("POD_IP", "VLLM_NIXL_SIDE_CHANNEL_HOST", "VLLM_NIXL_SIDE_CHANNEL_PORT")
+"""Environment variables of the engine that Forebay sets."""
 
 
 class LocalReference(Resource):
@@ -41,7 +32,9 @@ class ModelCache(Resource):
     claim_name: ObjectName
     """PersistentVolumeClaim, readable by many nodes, that holds the weights."""
     mount_path: Annotated[
-        str, text(r"^/[^ :]+$", "must be an absolute path without spaces, such as /var/cache/models", max_length=255)
+        str,
+        Field(max_length=255),
+        text(r"^/[^ :]+$", "must be an absolute path without spaces and colons, such as /var/cache/models"),
     ] = "/var/cache/models"
     """Where the engine sees it."""
 
@@ -65,7 +58,7 @@ class KeyReference(Resource):
 
     name: ObjectName
     """Name of the Secret or ConfigMap."""
-    key: Annotated[str, text(r"^[-._A-Za-z0-9]+$", "must be letters, digits, '-', '_' and '.'", max_length=253)]
+    key: Annotated[str, Field(max_length=253), text(r"^[-._A-Za-z0-9]+$", "must be letters, digits, '-', '_' and '.'")]
     """Key within it."""
     optional: bool = False
     """Start the worker even when the key does not exist."""
@@ -74,13 +67,12 @@ class KeyReference(Resource):
 class EnvironmentSource(Resource):
     """Where the value of an environment variable comes from: exactly one of the two."""
 
-    model_config = ConfigDict(
-        json_schema_extra=rules(
-            rule(
-                "has(self.secretKeyRef) != has(self.configMapKeyRef)",
-                "valueFrom must have exactly one of secretKeyRef and configMapKeyRef: set one, remove the other",
-            )
-        )
+    RULES = (
+        Rule(
+            "has(self.secretKeyRef) != has(self.configMapKeyRef)",
+            "valueFrom must have exactly one of secretKeyRef and configMapKeyRef: set one, remove the other",
+            holds=lambda self: (self.secret_key_ref is None) != (self.config_map_key_ref is None),
+        ),
     )
     secret_key_ref: KeyReference | None = None
     """A key of a Secret."""
@@ -91,20 +83,24 @@ class EnvironmentSource(Resource):
 class EnvironmentVariable(Resource):
     """One environment variable of the engine."""
 
-    model_config = ConfigDict(
-        json_schema_extra=rules(
-            rule(
-                "!(has(self.value) && has(self.valueFrom))",
-                "an engine.env item must not have both value and valueFrom: remove one of them",
-            )
-        )
+    RULES = (
+        Rule(
+            "!(has(self.value) && has(self.valueFrom))",
+            "an engine.env item must not have both value and valueFrom: remove one of them",
+            holds=lambda self: self.value is None or self.value_from is None,
+        ),
     )
     name: Annotated[
         str,
+        Field(max_length=253),
         text(
             r"^[A-Za-z_][A-Za-z0-9_]*$",
             "must be letters, digits and '_', not starting with a digit, such as VLLM_LOGGING_LEVEL",
-            max_length=253,
+        ),
+        Rule(
+            f"!(self in {list(OWNED_VARIABLES)})",
+            "must not be a variable that Forebay sets itself: remove it from engine.env",
+            holds=lambda name: name not in OWNED_VARIABLES,
         ),
     ]
     """Name of the variable."""
@@ -134,17 +130,20 @@ class LoraAdapter(Resource):
     """Where the adapter's weights are, as in model.source."""
 
 
+def _is_owned(argument: str) -> bool:
+    """Whether an argument is, or sets a part of, an owned flag; the engine takes underscores for dashes."""
+    return re.split("[=.]", argument, maxsplit=1)[0].replace("_", "-") in OWNED_FLAGS
+
+
+_OWNED_PATTERN = "^(" + "|".join(OWNED_FLAGS).replace("-", "[-_]").replace("[-_][-_]", "--") + r")($|[=.])"
 EngineArgument = Annotated[
     str,
-    Field(
-        max_length=4096,
-        json_schema_extra=rules(
-            rule(
-                f"!{matches('self', _OWNED_FLAG_PATTERN)}",
-                "must not be a flag that Forebay sets from another field of the spec, such as engine.maxModelLen, "
-                "engine.quantization or a pool's parallelism: set that field and remove the flag",
-            )
-        ),
+    Field(max_length=4096),
+    Rule(
+        f"!{matches('self', _OWNED_PATTERN)}",
+        "must not be a flag that Forebay sets from another field of the spec, such as engine.maxModelLen, "
+        "engine.quantization or a pool's parallelism: set that field and remove the flag",
+        holds=lambda argument: not _is_owned(argument),
     ),
 ]
 

@@ -1,21 +1,57 @@
-"""Building blocks of the resource models: the base model, cross-field rules, scalar types with their patterns.
+"""Building blocks of the resource models: the base model, and rules that the API server and the models both check.
 
-The API server's own message for a failed pattern shows the regular expression and leaves the fix to the reader. So a
-pattern here comes with advice, and the CRD generator turns the two into a CEL rule; a bare `pattern` never reaches a CRD.
-The server skips CEL rules while the structural schema is violated, but a rule that fails does not keep other rules from
-running: a rule that converts a string (`duration(self)`) therefore first asks whether the string has the right form.
+A `Rule` has its condition twice, side by side: as CEL, which the API server runs at admission, and as a predicate, which the
+models run when they read a stored object (it may be older than the rule). One message serves both; it names the field and
+the fix. A rule stands in a class's `RULES`, for fields that depend on each other, or in the `Annotated` type of one field.
+Rules that compare with the old object exist only in the server.
+
+Two facts about the API server shape the rules. It answers a failed `pattern` with the bare regular expression, so patterns
+are rules here (`text`). And a rule that fails does not keep others from running, while an error inside a rule is reported
+as a failure of its own: a rule that converts a string (`duration(self)`) first asks whether the string has the right form.
 """
 
-from typing import Annotated, Any, Final
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, GetJsonSchemaHandler, ValidationError, model_validator
 from pydantic.alias_generators import to_camel
-
-from forebay_api.durations import DURATION_MAX_LENGTH, DURATION_PATTERN
+from pydantic_core import CoreSchema, core_schema
 
 VALIDATIONS: Final = "x-kubernetes-validations"
-ADVICE: Final = "x-forebay-advice"
-"""Schema extra that says in words what the `pattern` beside it wants; consumed by the generator."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A condition on a value."""
+
+    expression: str
+    """The condition in CEL."""
+    message: str
+    """What is wrong, and what to write instead."""
+    holds: Callable[[Any], bool] | None = None
+    """The condition in Python; None where only the server can check it."""
+    field_path: str | None = None
+    """The field to blame, relative to the value, where it is not the value itself."""
+
+    def check(self, value: Any) -> Any:
+        """The value, or ValueError with the rule's message."""
+        if self.holds is not None and not self.holds(value):
+            raise ValueError(self.message)
+        return value
+
+    def to_schema(self) -> dict[str, str]:
+        """The rule as a structural schema has it."""
+        made = {"rule": self.expression, "message": self.message}
+        return made if self.field_path is None else {**made, "fieldPath": self.field_path}
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_after_validator_function(self.check, handler(source))
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        made = handler(schema)
+        return {**made, VALIDATIONS: [*made.get(VALIDATIONS, []), self.to_schema()]}
 
 
 class Resource(BaseModel):
@@ -31,19 +67,30 @@ class Resource(BaseModel):
         frozen=True,
         extra="ignore",
     )
+    RULES: ClassVar[tuple[Rule, ...]] = ()
+
+    @model_validator(mode="after")
+    def _rules_hold(self) -> Self:
+        for rule in type(self).RULES:
+            rule.check(self)
+        return self
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        made = handler(schema)
+        if cls.RULES:
+            handler.resolve_ref_schema(made)[VALIDATIONS] = [rule.to_schema() for rule in cls.RULES]
+        return made
 
 
-def rule(expression: str, message: str, *, field_path: str | None = None) -> dict[str, str]:
-    """One CEL rule; `message` names the field and the fix (the server puts the path of the field in front)."""
-    made = {"rule": expression, "message": message}
-    if field_path is not None:
-        made["fieldPath"] = field_path
-    return made
+def violations(error: ValidationError) -> list[str]:
+    """What is wrong with a resource, a sentence a fault, each with the path of its field, as the API server writes them."""
+    return [f"{_path(one['loc'])}: {one['msg'].removeprefix('Value error, ')}" for one in error.errors()]
 
 
-def rules(*made: dict[str, str]) -> dict[str, Any]:
-    """The schema extra that carries CEL rules."""
-    return {VALIDATIONS: list(made)}
+def _path(location: tuple[int | str, ...]) -> str:
+    parts = [f"[{part}]" if isinstance(part, int) else f".{part}" for part in location]
+    return "".join(parts).removeprefix(".") or "<root>"
 
 
 def matches(expression: str, pattern: str) -> str:
@@ -51,116 +98,11 @@ def matches(expression: str, pattern: str) -> str:
     return f"{expression}.matches(r'{pattern}')"
 
 
-def text(pattern: str, advice: str, *, max_length: int) -> Any:
-    """Constraint of a string: its pattern, what to write instead of what does not match, and its longest length."""
-    return Field(pattern=pattern, max_length=max_length, json_schema_extra={ADVICE: advice})
+def text(pattern: str, advice: str) -> Rule:
+    """Rule for the form of a string: its pattern, and what to write instead of what does not match."""
+    return Rule(matches("self", pattern), advice, holds=lambda value: re.fullmatch(pattern, value) is not None)
 
 
 def list_map(*keys: str) -> dict[str, Any]:
     """Schema extra of a list whose items are told apart by keys, so that several writers can own items."""
     return {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": list(keys)}
-
-
-PoolName = Annotated[
-    str,
-    text(
-        r"^[a-z][a-z0-9]*$",
-        "must be lower-case letters and digits, starting with a letter, such as prefill or decode2: it is joined to the "
-        "service's name by a dash, and two services must never make the same name",
-        max_length=20,
-    ),
-]
-"""Name of a pool within its service. It has no dash, so that <service>-<pool> is read in one way only."""
-ObjectName = Annotated[
-    str,
-    text(
-        r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$",
-        "must be the name of a Kubernetes object: lower-case letters, digits, '-' and '.', "
-        "starting and ending with a letter or digit",
-        max_length=253,
-    ),
-]
-"""Name of another Kubernetes object."""
-ModelName = Annotated[
-    str,
-    text(
-        r"^[A-Za-z0-9][A-Za-z0-9._/:-]*$",
-        "must be letters, digits and . _ / : -, starting with a letter or digit, such as llama-3.1-8b",
-        max_length=200,
-    ),
-]
-"""Name that clients send."""
-Source = Annotated[
-    str,
-    text(
-        r"^((hf|s3|gs|pvc|oci)://[^ ]+|/[^ ]+)$",
-        "must say where the weights are: hf://organisation/name, s3://bucket/path, gs://bucket/path, pvc://claim/path, "
-        "oci://image, or an absolute path",
-        max_length=512,
-    ),
-]
-"""Where weights are."""
-Duration = Annotated[
-    str,
-    text(
-        DURATION_PATTERN,
-        "must be a duration: a number with ms, s, m or h, such as 500ms, 2.5s or 1m30s",
-        max_length=DURATION_MAX_LENGTH,
-    ),
-]
-"""A duration such as 500ms, 2.5s, 5m or 1h."""
-PositiveDuration = Annotated[
-    Duration,
-    Field(
-        json_schema_extra=rules(
-            rule(
-                f"!{matches('self', DURATION_PATTERN)} || duration(self) > duration('0s')",
-                "must be longer than zero: write a duration such as 500ms or 2s",
-            )
-        )
-    ),
-]
-"""A duration above zero."""
-_QUANTITY_PATTERN: Final = r"^[0-9]+(\.[0-9]+)?(m|k|Ki|M|Mi|G|Gi|T|Ti)?$"
-Quantity = Annotated[
-    str,
-    text(
-        _QUANTITY_PATTERN,
-        "must be a quantity: a number, with a unit where one is meant, such as 4, 500m or 80Gi",
-        max_length=32,
-    ),
-    Field(
-        json_schema_extra=rules(
-            rule(
-                f"!{matches('self', _QUANTITY_PATTERN)} || quantity(self).isGreaterThan(quantity('0'))",
-                "must be above zero: write a quantity such as 4, 500m or 80Gi",
-            )
-        )
-    ),
-]
-"""A Kubernetes quantity above zero, such as 4, 500m or 80Gi."""
-Labels = Annotated[
-    dict[str, Annotated[str, Field(max_length=63)]],
-    Field(
-        max_length=32,
-        json_schema_extra=rules(
-            rule(
-                "self.all(key, size(key) <= 317 && !format.qualifiedName().validate(key).hasValue())",
-                "keys must be label keys: a name of at most 63 letters, digits, '-', '_' and '.', after an optional "
-                "DNS prefix and a slash, such as nvidia.com/gpu.product",
-            ),
-            rule(
-                "self.all(key, !format.labelValue().validate(self[key]).hasValue())",
-                "values must be label values: at most 63 letters, digits, '-', '_' and '.', "
-                "starting and ending with a letter or digit",
-            ),
-        ),
-    ),
-]
-"""Labels that select nodes."""
-
-
-def not_shorter(longer: str, shorter: str, message: str) -> dict[str, str]:
-    """Rule that one duration of the spec is at least as long as another; malformed ones are their own rules' concern."""
-    both = " && ".join(matches(one, DURATION_PATTERN) for one in (longer, shorter))
-    return rule(f"!({both}) || duration({longer}) >= duration({shorter})", message)

@@ -1,31 +1,16 @@
 """The ModelService resource: one model offered to clients under one name."""
 
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
-from forebay_api.durations import parse_duration_s
+from forebay_api.durations import DURATION_PATTERN, parse_duration_s
 from forebay_api.engine import Engine, Model
-from forebay_api.fields import (
-    Duration,
-    Labels,
-    ObjectName,
-    PoolName,
-    PositiveDuration,
-    Quantity,
-    Resource,
-    list_map,
-    matches,
-    not_shorter,
-    rule,
-    rules,
-    text,
-)
+from forebay_api.fields import Resource, Rule, list_map, matches
 from forebay_api.objective import Objective
+from forebay_api.scalars import Duration, Labels, ObjectName, PoolName, PositiveDuration, Quantity, Share
 from forebay_api.status import ModelServiceStatus
-
-TARGET_PATTERN = r"^(0\.[0-9]*[1-9][0-9]*|1(\.0+)?)$"
 
 
 class Role(StrEnum):
@@ -51,10 +36,7 @@ class ObjectiveSpec(Resource):
     """Largest time to first token."""
     tpot: PositiveDuration = Field(default="25ms")
     """Largest mean time per output token."""
-    target: Annotated[
-        str,
-        text(TARGET_PATTERN, 'must be a share above 0 and at most 1, in quotes, such as "0.99"', max_length=6),
-    ] = "0.99"
+    target: Share = "0.99"
     """Share of requests that must meet both, such as "0.99"."""
 
     def to_objective(self) -> Objective:
@@ -67,14 +49,13 @@ class ObjectiveSpec(Resource):
 class Replicas(Resource):
     """Bounds of a pool's number of workers."""
 
-    model_config = ConfigDict(
-        json_schema_extra=rules(
-            rule(
-                "self.min <= self.max",
-                "replicas.min must not be above replicas.max: lower min or raise max",
-                field_path=".min",
-            ),
-        )
+    RULES = (
+        Rule(
+            "self.min <= self.max",
+            "replicas.min must not be above replicas.max: lower min or raise max",
+            holds=lambda self: self.min <= self.max,
+            field_path=".min",
+        ),
     )
     min: int = Field(default=1, ge=0, le=1000)
     """Fewest workers; 0 lets the pool sleep while nobody asks. Also the number a new pool starts with."""
@@ -112,14 +93,11 @@ class Pool(Resource):
 
     name: PoolName
     """Name of the pool within the service, such as prefill."""
-    role: Role = Field(
-        default=Role.MIXED,
-        json_schema_extra=rules(
-            rule("self == oldSelf", "a pool's role cannot change: remove the pool and add one under a new name")
-        ),
-    )
+    role: Annotated[
+        Role, Rule("self == oldSelf", "a pool's role cannot change: remove the pool and add one under a new name")
+    ] = Role.MIXED
     """Prefill, Decode, or Mixed (both in one worker)."""
-    accelerator: ObjectName = Field(max_length=63)
+    accelerator: Annotated[ObjectName, Field(max_length=63)]
     """Name of an AcceleratorClass."""
     replicas: Replicas = Field(default={}, validate_default=True)
     """Bounds of the number of workers."""
@@ -157,13 +135,12 @@ class Autoscaling(Resource):
 class Rollout(Resource):
     """How workers are replaced and removed."""
 
-    model_config = ConfigDict(
-        json_schema_extra=rules(
-            rule(
-                "self.maxUnavailable > 0 || self.maxSurge > 0",
-                "rollout.maxUnavailable and rollout.maxSurge must not both be 0, or nothing could be replaced: raise one",
-            )
-        )
+    RULES = (
+        Rule(
+            "self.maxUnavailable > 0 || self.maxSurge > 0",
+            "rollout.maxUnavailable and rollout.maxSurge must not both be 0, or nothing could be replaced: raise one",
+            holds=lambda self: self.max_unavailable > 0 or self.max_surge > 0,
+        ),
     )
     max_unavailable: int = Field(default=0, ge=0, le=1000)
     """Workers of a pool that may be missing during a rollout."""
@@ -173,17 +150,21 @@ class Rollout(Resource):
     """How long a worker that leaves may take to finish its requests; afterwards they are cut off with an error event."""
 
 
+def _not_shorter(longer: str, shorter: str) -> str:
+    """CEL: one duration is at least as long as another; malformed ones are their own rules' concern."""
+    both = " && ".join(matches(one, DURATION_PATTERN) for one in (longer, shorter))
+    return f"!({both}) || duration({longer}) >= duration({shorter})"
+
+
 class Routing(Resource):
     """Time limits of the request path."""
 
-    model_config = ConfigDict(
-        json_schema_extra=rules(
-            not_shorter(
-                "self.requestTimeout",
-                "self.firstTokenTimeout",
-                "routing.requestTimeout must not be below routing.firstTokenTimeout: raise it or lower the other",
-            )
-        )
+    RULES = (
+        Rule(
+            _not_shorter("self.requestTimeout", "self.firstTokenTimeout"),
+            "routing.requestTimeout must not be below routing.firstTokenTimeout: raise it or lower the other",
+            holds=lambda self: parse_duration_s(self.request_timeout) >= parse_duration_s(self.first_token_timeout),
+        ),
     )
     queue_timeout: PositiveDuration = Field(default="30s")
     """How long a request may wait for a worker before 503 with Retry-After."""
@@ -195,41 +176,55 @@ class Routing(Resource):
     """Longest time of a whole request."""
 
 
+def _count(spec: "ModelServiceSpec", role: Role) -> int:
+    return sum(pool.role is role for pool in spec.pools)
+
+
+def _accelerators_at_minimum(spec: "ModelServiceSpec") -> int:
+    return sum(pool.replicas.min * pool.parallelism.accelerators for pool in spec.pools)
+
+
 class ModelServiceSpec(Resource):
     """What is wanted: a model, an objective, and the pools that serve it."""
 
-    model_config = ConfigDict(
-        json_schema_extra=rules(
-            rule(
-                "self.pools.exists(p, p.role == 'Prefill') == self.pools.exists(p, p.role == 'Decode')",
-                "pools must have Prefill and Decode together: add a pool of the missing role, or make the pool Mixed",
-                field_path=".pools",
+    RULES = (
+        Rule(
+            "self.pools.exists(p, p.role == 'Prefill') == self.pools.exists(p, p.role == 'Decode')",
+            "pools must have Prefill and Decode together: add a pool of the missing role, or make the pool Mixed",
+            holds=lambda self: bool(_count(self, Role.PREFILL)) == bool(_count(self, Role.DECODE)),
+            field_path=".pools",
+        ),
+        Rule(
+            "!(self.pools.exists(p, p.role == 'Mixed') && self.pools.exists(p, p.role != 'Mixed'))",
+            "pools must be all Mixed, or Prefill and Decode: change the role of the odd ones",
+            holds=lambda self: _count(self, Role.MIXED) in {0, len(self.pools)},
+            field_path=".pools",
+        ),
+        Rule(
+            "!has(self.autoscaling.budget) || self.pools.map(p, p.replicas.min * p.parallelism.tensor"
+            " * p.parallelism.pipeline * p.parallelism.data).sum() <= self.autoscaling.budget.gpus",
+            "autoscaling.budget.gpus is below what the pools need at replicas.min: "
+            "raise the budget or lower replicas.min",
+            holds=lambda self: (
+                self.autoscaling.budget is None or _accelerators_at_minimum(self) <= self.autoscaling.budget.gpus
             ),
-            rule(
-                "!(self.pools.exists(p, p.role == 'Mixed') && self.pools.exists(p, p.role != 'Mixed'))",
-                "pools must be all Mixed, or Prefill and Decode: change the role of the odd ones",
-                field_path=".pools",
+            field_path=".autoscaling",
+        ),
+        Rule(
+            "!self.engine.loraAdapters.exists(adapter, adapter.name == self.model.name)",
+            "engine.loraAdapters must not use the name in model.name: "
+            "clients tell them apart by it; rename the adapter",
+            holds=lambda self: self.model.name not in {adapter.name for adapter in self.engine.lora_adapters},
+            field_path=".engine",
+        ),
+        Rule(
+            _not_shorter("self.routing.firstTokenTimeout", "self.objective.ttft"),
+            "routing.firstTokenTimeout must not be below objective.ttft, or good requests would be retried: "
+            "raise the timeout or lower the objective",
+            holds=lambda self: (
+                parse_duration_s(self.routing.first_token_timeout) >= parse_duration_s(self.objective.ttft)
             ),
-            rule(
-                "!has(self.autoscaling.budget) || self.pools.map(p, p.replicas.min * p.parallelism.tensor"
-                " * p.parallelism.pipeline * p.parallelism.data).sum() <= self.autoscaling.budget.gpus",
-                "autoscaling.budget.gpus is below what the pools need at replicas.min: "
-                "raise the budget or lower replicas.min",
-                field_path=".autoscaling",
-            ),
-            rule(
-                "!self.engine.loraAdapters.exists(adapter, adapter.name == self.model.name)",
-                "engine.loraAdapters must not use the name in model.name: "
-                "clients tell them apart by it; rename the adapter",
-                field_path=".engine",
-            ),
-            not_shorter(
-                "self.routing.firstTokenTimeout",
-                "self.objective.ttft",
-                "routing.firstTokenTimeout must not be below objective.ttft, or good requests would be retried: "
-                "raise the timeout or lower the objective",
-            ),
-        )
+        ),
     )
     model: Model
     """The model and where its weights come from."""
@@ -247,19 +242,16 @@ class ModelServiceSpec(Resource):
     """Time limits of the request path."""
 
 
-_NAME_RULES: dict[str, Any] = rules(
-    rule(
-        f"size(self.metadata.name) <= 40 && {matches('self.metadata.name', r'^[a-z]([-a-z0-9]*[a-z0-9])?$')}",
-        "metadata.name must be at most 40 characters of a-z, 0-9 and -, starting with a letter: "
-        "it becomes part of the names and labels of the workers; choose another name",
-    )
-)
-
-
 class ModelService(Resource):
     """One model offered to clients under one name, by pools of workers that are sized to meet an objective."""
 
-    model_config = ConfigDict(json_schema_extra=_NAME_RULES)
+    RULES = (
+        Rule(
+            f"size(self.metadata.name) <= 40 && {matches('self.metadata.name', r'^[a-z]([-a-z0-9]*[a-z0-9])?$')}",
+            "metadata.name must be at most 40 characters of a-z, 0-9 and -, starting with a letter: "
+            "it becomes part of the names and labels of the workers; choose another name",
+        ),
+    )
     spec: ModelServiceSpec
     """What is wanted."""
     status: ModelServiceStatus | None = None

@@ -1,10 +1,13 @@
 """The WorkerPool resource: interchangeable workers of one role; what `kubectl scale` and an autoscaler resize."""
 
+from typing import Annotated
+
 from pydantic import Field
 
 from forebay_api.engine import Engine, Model
-from forebay_api.fields import ObjectName, Resource, list_map, rule, rules
+from forebay_api.fields import Resource, Rule, list_map
 from forebay_api.modelservice import Pool, Rollout
+from forebay_api.scalars import ObjectName
 from forebay_api.status import StatusCondition
 
 
@@ -13,12 +16,11 @@ class WorkerPoolSpec(Resource):
 
     replicas: int = Field(default=1, ge=0, le=1000)
     """Number of workers. Its one owner is the autoscaler in mode Auto, else whoever scales the pool."""
-    model_service: ObjectName = Field(
-        max_length=40,
-        json_schema_extra=rules(
-            rule("self == oldSelf", "modelService cannot change: a worker pool belongs to one service for its life")
-        ),
-    )
+    model_service: Annotated[
+        ObjectName,
+        Field(max_length=40),
+        Rule("self == oldSelf", "modelService cannot change: a worker pool belongs to one service for its life"),
+    ]
     """Name of the ModelService that owns the pool."""
     model: Model
     """The model, as in the ModelService."""
