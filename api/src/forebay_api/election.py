@@ -56,9 +56,9 @@ class LeaseStore(Protocol):
 class Terms:
     """The times of an election, seconds."""
 
-    duration_s: float = 9.0
+    duration_s: float = 10.0
     """How long a Lease that does not change is respected."""
-    renew_deadline_s: float = 6.0
+    renew_deadline_s: float = 7.0
     """How long after its last renewal a holder still leads."""
     retry_s: float = 1.5
     """Time between two attempts of one replica."""
@@ -165,7 +165,7 @@ class Elector:
 
     async def until_lost(self) -> None:
         """Return once this replica does not lead (any more), at most `retry_s` late."""
-        while self.leading:
+        while self.leading:  # noqa: ASYNC110 (leadership ends by the passing of time, which sets no event)
             await asyncio.sleep(min(self.terms.retry_s, max(0.0, self._leads_until_s - self.clock())))
 
     async def run(self) -> None:
@@ -187,7 +187,7 @@ class Elector:
                 await self._write_or_wait(started_s)
         except LeaseConflictError:
             self._sighting = None
-        except Exception as error:  # a failed call must not end the election; it is logged and tried again
+        except Exception as error:  # noqa: BLE001 a failed call must not end the election; it is logged and tried again
             _log.warning("lease could not be read or written: %s: %s", type(error).__name__, error)
         if led != self.leading:
             _log.info("%s leads" if self.leading else "%s no longer leads", self.identity)
