@@ -1,6 +1,6 @@
 """The AcceleratorClass resource: a GPU type, how the scheduler finds it, what it costs."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -25,13 +25,11 @@ class Toleration(Resource):
     )
     key: str | None = Field(default=None, max_length=253)
     """Taint key; without one, operator Exists matches every taint."""
-    operator: str = Field(default="Exists", json_schema_extra={"enum": ["Exists", "Equal"]})
+    operator: Literal["Exists", "Equal"] = "Exists"
     """Exists or Equal."""
     value: str | None = Field(default=None, max_length=253)
     """Taint value, for operator Equal."""
-    effect: str | None = Field(
-        default=None, json_schema_extra={"enum": ["NoSchedule", "PreferNoSchedule", "NoExecute"]}
-    )
+    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = None
     """Taint effect; every effect when absent."""
 
 

@@ -1,7 +1,7 @@
 """The parts of a spec that say what runs: the model and the engine."""
 
 import re
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -151,7 +151,7 @@ EngineArgument = Annotated[
 class Engine(Resource):
     """The inference engine of every worker of the service."""
 
-    kind: str = Field(default="vllm", json_schema_extra={"enum": ["vllm"]})
+    kind: Literal["vllm"] = "vllm"
     """Which engine; vllm."""
     image: str = Field(default=DEFAULT_ENGINE_IMAGE, min_length=1, max_length=512)
     """Container image of the engine. Workers of one service never mix engine versions within a request."""
@@ -163,9 +163,7 @@ class Engine(Resource):
     """Longest prompt plus answer, in tokens; the model's own limit when absent."""
     quantization: str | None = Field(default=None, min_length=1, max_length=63)
     """Quantisation of the weights as the engine names it, such as fp8 or awq; as stored when absent."""
-    kv_cache_dtype: str | None = Field(
-        default=None, json_schema_extra={"enum": ["auto", "bfloat16", "fp8", "fp8_e4m3", "fp8_e5m2"]}
-    )
+    kv_cache_dtype: Literal["auto", "bfloat16", "fp8", "fp8_e4m3", "fp8_e5m2"] | None = None
     """Type of the KV cache; fp8 doubles the tokens it holds."""
     speculative: Speculative | None = None
     """Speculative decoding; off when absent."""

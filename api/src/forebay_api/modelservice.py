@@ -1,7 +1,7 @@
 """The ModelService resource: one model offered to clients under one name."""
 
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -66,7 +66,7 @@ class Replicas(Resource):
 class Parallelism(Resource):
     """How one worker spreads the model over accelerators."""
 
-    tensor: int = Field(default=1, json_schema_extra={"enum": [1, 2, 4, 8, 16]})
+    tensor: Literal[1, 2, 4, 8, 16] = 1
     """Tensor parallelism: accelerators that share each layer."""
     pipeline: int = Field(default=1, ge=1, le=16)
     """Pipeline parallelism: stages of layers."""

@@ -1,5 +1,7 @@
 """The status of the resources: written in parts, by the operator and by the autoscaler (decision 0006)."""
 
+from typing import Literal
+
 from pydantic import Field
 
 from forebay_api.fields import Resource, list_map
@@ -10,7 +12,7 @@ class StatusCondition(Resource):
 
     type: str = Field(min_length=1, max_length=316)
     """Which property."""
-    status: str = Field(json_schema_extra={"enum": ["True", "False", "Unknown"]})
+    status: Literal["True", "False", "Unknown"]
     """True, False, or Unknown where it could not be observed."""
     reason: str = Field(min_length=1, max_length=1024)
     """A word for programs."""
