@@ -34,6 +34,8 @@ class Accelerator:
     network_bytes_per_s: float = 50e9
     """To other nodes, each way: one 400 Gb/s NIC a GPU unless stated."""
     gpus_per_node: int = 8
+    matrix_share: float = 1.0
+    """Share of the calibrated matrix speed that its software reaches; the calibration is an H100's."""
     price_usd_per_hour: float
     """Planning price of one GPU-hour."""
 
@@ -82,7 +84,7 @@ ACCELERATORS: dict[str, Accelerator] = {
             name="b200",
             title="NVIDIA B200 SXM 180GB",
             memory_bytes=178.35 * GIB,
-            bandwidth_bytes_per_s=8.0e12,
+            bandwidth_bytes_per_s=7.67e12,
             bf16_flops_per_s=2250e12,
             fp8_flops_per_s=4500e12,
             link_bytes_per_s=900e9,
@@ -118,6 +120,7 @@ ACCELERATORS: dict[str, Accelerator] = {
             bf16_flops_per_s=1307e12,
             fp8_flops_per_s=2615e12,
             link_bytes_per_s=448e9,
+            matrix_share=0.4,
             price_usd_per_hour=3.0,
         ),
     )

@@ -36,9 +36,9 @@ def kv_tokens(
 
 
 def kv_tokens_of(worker: Worker) -> int:
-    """Tokens of KV cache of one data rank of a worker, in whole blocks; 0 when the weights do not fit."""
+    """Tokens of KV cache of a worker, all data ranks, in whole blocks; 0 when the weights do not fit."""
     tokens = max(0.0, worker.kv_room_bytes) / worker.kv_bytes_per_token
-    return int(tokens) // BLOCK_TOKENS * BLOCK_TOKENS
+    return int(tokens) // BLOCK_TOKENS * BLOCK_TOKENS * worker.parallelism.data
 
 
 def kv_bytes_of_sequence(worker: Worker, context_tokens: int) -> float:
@@ -49,5 +49,6 @@ def kv_bytes_of_sequence(worker: Worker, context_tokens: int) -> float:
 
 
 def sequences_at(worker: Worker, context_tokens: int) -> int:
-    """Sequences of this length that one data rank of a worker holds at once."""
-    return int(max(0.0, worker.kv_room_bytes) // kv_bytes_of_sequence(worker, context_tokens))
+    """Sequences of this length that a worker holds at once."""
+    per_rank = int(max(0.0, worker.kv_room_bytes) // kv_bytes_of_sequence(worker, context_tokens))
+    return per_rank * worker.parallelism.data

@@ -17,7 +17,7 @@ own peaks. K stretches compute-bound work from short bursts at boost clock (1.0)
 `ROOFLINE` sets every share to 1 and every fixed cost to 0: no engine is faster.
 
 For Llama 3.1 8B, BF16, on one H100 SXM the calibrated form is, in ms and with KV in GB,
-max(5.6 + 0.005 m, K (0.6 + 0.0178 m)) + 0.37 + 0.0067 B + KV / 3.1 + K 3.95e-7 S + 1.5.
+max(5.6 + 0.005 m, K (0.6 + 0.0178 m)) + 0.45 + 0.004 B + KV / 3.0 + K 3.95e-7 S + 1.5.
 """
 
 from __future__ import annotations
@@ -72,8 +72,9 @@ class Calibration:
     """The engine's own work in each step."""
     slowdown: float
     """K: compute-bound work in a running engine against short bursts."""
-    streams_embedding: bool = False
-    """Whether the untied embedding table counts as read in each step, as the customary decode floor has it."""
+    ideal: bool = False
+    """The hardware alone: software shares are ignored, and an untied embedding table counts as read in each step, as
+    the customary decode floor has it."""
 
 
 CALIBRATED = Calibration(
@@ -88,12 +89,12 @@ CALIBRATED = Calibration(
     ),
     activation_share=0.28,
     matrix_launch_s=0.6e-3 / 32,
-    attention_launch_s=0.37e-3 / 32,
-    attention_sequence_s=0.0067e-3 / 32,
-    cache_bandwidth=3.1 / 3.35,
+    attention_launch_s=0.45e-3 / 32,
+    attention_sequence_s=0.004e-3 / 32,
+    cache_bandwidth=3.0 / 3.35,
     attention_compute=0.671,
     all_reduce_s=5e-6,
-    link_share=0.40,
+    link_share=0.36,
     stage_s=20e-6,
     overhead_s=1.5e-3,
     slowdown=1.45,
@@ -115,7 +116,7 @@ ROOFLINE = Calibration(
     stage_s=0.0,
     overhead_s=0.0,
     slowdown=1.0,
-    streams_embedding=True,
+    ideal=True,
 )
 """Every kernel at the hardware's peak: the customary lower bound."""
 
@@ -204,15 +205,17 @@ def timer_of(worker: Worker, calibration: Calibration = CALIBRATED) -> StepTimer
     """The timer of a worker.
 
     With pipeline stages the result is the time of one micro-batch through all stages; with data ranks the tokens
-    are those of one rank, and all ranks are taken to be equally loaded.
+    are those of one rank, and all ranks are taken to be equally loaded. Either way it is the time of one lane
+    (`Worker.lanes`).
     """
     shape, accelerator = worker.shape, worker.accelerator
     weights, tensor = Dtype(worker.weights or shape.native), worker.parallelism.tensor
     shares = calibration.matrices[weights]
     bandwidth = accelerator.bandwidth_bytes_per_s
-    attention_flops = accelerator.bf16_flops_per_s * calibration.attention_compute
+    software = 1.0 if calibration.ideal else accelerator.matrix_share
+    attention_flops = accelerator.bf16_flops_per_s * calibration.attention_compute * software
     slowdown = calibration.slowdown
-    matrix_per_token_s = _matrix_per_token_s(worker, shares)
+    matrix_per_token_s = _matrix_per_token_s(worker, shares.compute * software)
     attention_s = shape.attention_flops_per_pair / 2 / tensor / attention_flops
     cache_s = _cache_layer_s(worker, bandwidth * calibration.cache_bandwidth, attention_flops)
     windowed = shape.window.layers if shape.window else 0
@@ -240,7 +243,7 @@ def _streamed_bytes(worker: Worker, calibration: Calibration) -> float:
     shape, tensor = worker.shape, worker.parallelism.tensor
     layers = shape.attention_parameters + shape.dense_mlp_parameters
     tables = shape.embedding_parameters + shape.vectors
-    if calibration.streams_embedding:
+    if calibration.ideal:
         tables += shape.head_parameters
     return (shape.layer_bytes_per_weight(worker.weights) * layers + 2 * tables) / tensor
 
@@ -257,7 +260,7 @@ def _expert_miss(worker: Worker) -> float:
     return float((1 - experts.active / experts.total) ** worker.parallelism.data)
 
 
-def _matrix_per_token_s(worker: Worker, shares: Shares) -> float:
+def _matrix_per_token_s(worker: Worker, share: float) -> float:
     """Seconds at the reachable FLOP/s for one token of a data rank.
 
     The experts of a layer serve the tokens of all data ranks, on all their GPUs: the two factors cancel.
@@ -267,7 +270,7 @@ def _matrix_per_token_s(worker: Worker, shares: Shares) -> float:
     layer_peak = accelerator.bf16_flops_per_s if shape.layer_bytes_per_weight(worker.weights) == 2 else expert_peak
     always = 2.0 * (shape.attention_parameters + shape.dense_mlp_parameters) / layer_peak
     experts = 2.0 * shape.active_expert_parameters / expert_peak
-    return (always + experts) / worker.parallelism.tensor / shares.compute
+    return (always + experts) / worker.parallelism.tensor / share
 
 
 def _cache_layer_s(worker: Worker, bandwidth: float, attention_flops: float) -> float:

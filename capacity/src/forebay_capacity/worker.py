@@ -72,6 +72,11 @@ class Worker:
             )
 
     @property
+    def lanes(self) -> int:
+        """Batches in flight at once: each data rank runs its own, and each pipeline stage another."""
+        return self.parallelism.pipeline * self.parallelism.data
+
+    @property
     def expert_gpus(self) -> int:
         """GPUs that one layer's experts are spread over."""
         return self.parallelism.tensor * self.parallelism.data
