@@ -91,7 +91,7 @@ DEFINITIONS: tuple[Definition, ...] = (
             Column("Reason", _condition("Ready", "reason"), "Why, in a word."),
             Column("Workers", ".status.workers", "Ready and wanted workers."),
             Column("Attainment", ".status.attainment", "Share of recent requests that met the objective."),
-            Column("Goodput", ".status.goodputPerSecond", "Good requests per second."),
+            Column("Goodput/s", ".status.goodputPerSecond", "Good requests per second."),
             Column("Scaling", ".spec.autoscaling.mode", "Auto, Advise or Off."),
             AGE,
             Column("Message", _condition("Ready", "message"), "The Ready condition's sentence.", priority=1),
