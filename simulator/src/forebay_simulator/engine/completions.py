@@ -1,0 +1,111 @@
+"""POST /v1/chat/completions and /v1/completions: from a parsed body to running generations and back.
+
+A body is checked in vLLM's order: shape, model, values, prompt, queue limits. What fails there is answered with its
+status; from the first byte of a stream on, failures are events. When the client leaves, its generations are aborted at
+once and no counter shows it.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+
+from forebay_simulator.engine.bodies import Fields, Options, read_json, read_messages, read_options, read_prompts
+from forebay_simulator.engine.engine import Engine, with_lease
+from forebay_simulator.engine.errors import ENGINE_DEAD, bad_request, internal
+from forebay_simulator.engine.generation import Generation, Listener
+from forebay_simulator.engine.responses import CHAT, COMPLETION, Dialect, Response, StreamedAnswer, WholeAnswer
+from forebay_simulator.engine.server import Exchange
+from forebay_simulator.engine.transfer import InvalidParamsError
+
+COMPLETION_MAX_TOKENS = 16
+"""What /v1/completions generates when the request does not say."""
+
+
+def chat(engine: Engine, exchange: Exchange) -> None:
+    """Answer POST /v1/chat/completions."""
+    body = read_json(exchange.headers.get(b"content-type"), exchange.body)
+    fields = Fields(body)
+    messages = read_messages(fields)
+    options = read_options(fields, default_max_tokens=None)
+    fields.check()
+    options.check()
+    engine.adapters.find(options.model)
+    if body.get("tools") and body.get("tool_choice", "auto") == "auto" and not engine.settings.tool_parser:
+        raise bad_request('"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set')
+    prompt = engine.tokenizer.encode_chat(messages)
+    _run(engine, exchange, CHAT, options, [prompt])
+
+
+def complete(engine: Engine, exchange: Exchange) -> None:
+    """Answer POST /v1/completions."""
+    body = read_json(exchange.headers.get(b"content-type"), exchange.body)
+    fields = Fields(body)
+    options = read_options(fields, default_max_tokens=COMPLETION_MAX_TOKENS)
+    fields.check()
+    options.check()
+    engine.adapters.find(options.model)
+    encode = engine.tokenizer.encode
+    prompts = [encode(prompt) if isinstance(prompt, str) else prompt for prompt in read_prompts(body, fields)]
+    _run(engine, exchange, COMPLETION, options, prompts)
+
+
+def _run(engine: Engine, exchange: Exchange, dialect: Dialect, options: Options, prompts: Sequence[list[int]]) -> None:
+    for prompt in prompts:
+        engine.check_prompt(prompt)
+    if options.xargs_transfer:
+        raise internal("")
+    engine.admit(prompts, options.choices)
+    given = exchange.headers.get(b"x-request-id")
+    response = Response(
+        exchange=exchange,
+        dialect=dialect,
+        style=engine.style,
+        options=options,
+        response_id=dialect.prefix + (given.decode("latin-1") if given else uuid.uuid4().hex[:16]),
+        model=options.model or engine.settings.name,
+        include_usage=options.includes_usage or engine.settings.force_include_usage,
+        open_choices=len(prompts) * options.choices,
+    )
+    listener = StreamedAnswer(response) if options.stream else PlainAnswer(engine, response)
+    try:
+        response.generations = _prepare(engine, response, listener, prompts)
+    except InvalidParamsError:
+        # The assertion that fails in a real engine takes its core down.
+        exchange.reply(500, internal(ENGINE_DEAD).body())
+        engine.core.die()
+        return
+    exchange.on_disconnect = lambda: _abort(engine, response)
+    if options.stream:
+        exchange.start_stream()
+    for generation in response.generations:
+        engine.submit(generation)
+
+
+def _prepare(engine: Engine, response: Response, listener: Listener, prompts: Sequence[list[int]]) -> list[Generation]:
+    generations: list[Generation] = []
+    for prompt in prompts:
+        for _ in range(response.options.choices):
+            index = len(generations)
+            name = response.response_id if response.dialect.chat else f"{response.response_id}-{index}"
+            generations.append(engine.prepare(prompt, response.options, listener, response_id=name, index=index))
+    return generations
+
+
+def _abort(engine: Engine, response: Response) -> None:
+    for generation in response.generations:
+        engine.core.abort(generation, counted=False)
+
+
+class PlainAnswer(WholeAnswer):
+    """A whole answer that knows of the connector: a prefill leg's answer says where its blocks are."""
+
+    def __init__(self, engine: Engine, response: Response) -> None:
+        super().__init__(response)
+        self._engine = engine
+        self._own = response
+
+    def on_finish(self, generation: Generation, word: int | None) -> None:
+        """Add the hand-over and answer."""
+        self._own.transfer_params = with_lease(generation, self._engine.transfer)
+        super().on_finish(generation, word)
