@@ -1,0 +1,58 @@
+"""One JSON line for a request: always for failures, for all requests when asked. Never one a token.
+
+Values are JSON strings, so a control character that a client sends is escaped and cannot make a line of its own.
+"""
+
+import logging
+from enum import StrEnum
+
+from forebay_api.objective import Verdict
+from forebay_router.accounting import Record
+
+log = logging.getLogger("forebay_router.access")
+
+
+class AccessLogMode(StrEnum):
+    """Which requests get a line."""
+
+    OFF = "off"
+    ERRORS = "errors"
+    ALL = "all"
+
+
+class AccessLog:
+    """Writes the lines."""
+
+    __slots__ = ("mode",)
+
+    def __init__(self, mode: AccessLogMode) -> None:
+        self.mode = mode
+
+    def write(
+        self, record: Record, verdict: Verdict | None, *, request_id: bytes, path: bytes, model: str | None
+    ) -> None:
+        """The line of an ended request, if it gets one."""
+        if self.mode is AccessLogMode.OFF or (
+            self.mode is AccessLogMode.ERRORS and record.status < 400 and not record.reason
+        ):
+            return
+        usage = record.usage
+        fields = {
+            "request_id": request_id.decode(),
+            "path": path[:200].decode(errors="replace"),
+            "model": model[:200] if model else model,
+            "status": record.status,
+            "outcome": record.outcome.value if record.outcome else "client_error",
+            "verdict": verdict.value if verdict else None,
+            "reason": record.reason.value if record.reason else None,
+            "worker": record.worker,
+            "prefill_worker": record.prefill_worker,
+            "attempts": record.attempts,
+            "seconds": round(record.ended_s - record.arrived_s, 6),
+            "ttft_seconds": None if record.ttft_s is None else round(record.ttft_s, 6),
+            "tpot_seconds": None if record.tpot_s is None else round(record.tpot_s, 6),
+            "prompt_tokens": usage.prompt_tokens if usage else None,
+            "cached_tokens": usage.cached_tokens if usage else None,
+            "output_tokens": usage.output_tokens if usage else None,
+        }
+        log.info("request", extra=fields)

@@ -1,0 +1,188 @@
+"""A worker's answer to one attempt, from the first header to the end.
+
+The upstream connection feeds it, the relay reads it. Three ways to pass on, decided by the headers:
+
+    EVENTS  an event stream: opens with its first whole event, then goes on event by event
+    WHOLE   JSON: opens when it is complete, since token counts and failures stand in it, or when it has grown large
+    PIECES  anything else (audio, error pages): opens with its first bytes
+
+Until it has opened, nothing of it has reached the client, so the relay may still throw it away and ask another worker. The
+engine sends the head of an event stream while the request waits in its queue; the head is held here until the first event,
+which is what lets a request whose worker dies in that time be answered by another.
+
+`opened` and `closed` are the only two points where the relay waits; every byte between them goes through `sink` without a
+task switch.
+"""
+
+import asyncio
+from collections.abc import Callable
+from enum import Enum, auto
+
+from forebay_router.errors import FailureReason, WorkerFailure
+from forebay_router.headers import Headers, find
+from forebay_router.sse import EventScanner
+
+WHOLE_MAX_BYTES = 1024 * 1024
+"""A JSON answer above this size is passed on while it comes."""
+
+
+class Passing(Enum):
+    """How an answer's body is passed on."""
+
+    EVENTS = auto()
+    WHOLE = auto()
+    PIECES = auto()
+
+
+class Answer:
+    """What one worker says to one attempt."""
+
+    __slots__ = (
+        "_buffer",
+        "_buffered_bytes",
+        "_detach",
+        "closed",
+        "complete",
+        "first_byte_deadline_s",
+        "headers",
+        "idle_limit_s",
+        "last_byte_s",
+        "length",
+        "opened",
+        "passing",
+        "paused",
+        "scanner",
+        "sink",
+        "status",
+        "total_deadline_s",
+        "whole_max_bytes",
+    )
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, *, now_s: float, scanner: EventScanner | None) -> None:
+        self.opened: asyncio.Future[None] = loop.create_future()
+        """Done when the first part may be passed on; raises WorkerFailure."""
+        self.closed: asyncio.Future[None] = loop.create_future()
+        """Done when the answer has come to its end; raises WorkerFailure."""
+        self.status = 0
+        self.headers: Headers = []
+        self.length: int | None = None
+        """Content-Length, where there is one."""
+        self.passing = Passing.PIECES
+        self.complete = False
+        self.scanner = scanner
+        """Reads the event stream; taken away when the answer is none."""
+        self.sink: Callable[[bytes], None] | None = None
+        """Takes each part as it comes, once the relay has set it."""
+        self.paused = False
+        """The client does not keep up: silence is not the worker's."""
+        self.last_byte_s = now_s
+        self.first_byte_deadline_s = now_s
+        self.total_deadline_s = now_s
+        self.idle_limit_s = 0.0
+        self.whole_max_bytes = WHOLE_MAX_BYTES
+        self._buffer: list[bytes] = []
+        self._buffered_bytes = 0
+        self._detach: Callable[[], None] | None = None
+
+    def collect_whole(self) -> None:
+        """Open only when complete, whatever the size and type."""
+        self.whole_max_bytes = 1 << 62
+        self.scanner = None
+
+    def attach(self, detach: Callable[[], None]) -> None:
+        """Called by the connection that carries this answer; `detach` ends it there."""
+        self._detach = detach
+
+    def begin(self, status: int, headers: Headers, now_s: float) -> None:
+        """The head is complete."""
+        self.status = status
+        self.headers = headers
+        self.last_byte_s = now_s
+        length = find(headers, b"content-length")
+        self.length = int(length) if length is not None else None
+        if self.whole_max_bytes > WHOLE_MAX_BYTES:
+            self.passing = Passing.WHOLE
+            return
+        content_type = find(headers, b"content-type") or b""
+        encoded = (find(headers, b"content-encoding") or b"identity").lower() != b"identity"
+        if content_type.startswith(b"text/event-stream") and status == 200:
+            self.passing = Passing.EVENTS
+            if encoded:
+                self.scanner = None
+            return
+        self.scanner = None
+        if content_type.startswith(b"application/json"):
+            self.passing = Passing.WHOLE
+
+    def take_in(self, block: bytes, now_s: float) -> None:
+        """A part of the body, without transfer coding."""
+        self.last_byte_s = now_s
+        if self.scanner is not None:
+            block = self.scanner.feed(block, now_s)
+        if not block:
+            return
+        if self.sink is not None:
+            self.sink(block)
+            return
+        self._buffer.append(block)
+        self._buffered_bytes += len(block)
+        if self.opened.done():
+            return
+        if self.passing is not Passing.WHOLE or self._buffered_bytes > self.whole_max_bytes:
+            self.opened.set_result(None)
+
+    def finish(self) -> None:
+        """The body is complete as HTTP counts it."""
+        self.complete = True
+        if self.scanner is not None:
+            rest = self.scanner.rest()
+            if rest and self.sink is not None:
+                self.sink(rest)
+            elif rest:
+                self._buffer.append(rest)
+        self._detach = None
+        if not self.opened.done():
+            self.opened.set_result(None)
+        if not self.closed.done():
+            self.closed.set_result(None)
+
+    def fail(self, reason: FailureReason, message: str) -> None:
+        """The answer will not come to its end; the connection is given up."""
+        detach, self._detach = self._detach, None
+        if detach is not None:
+            detach()
+        failure = WorkerFailure(reason, message)
+        for future in (self.opened, self.closed):
+            if not future.done():
+                future.set_exception(failure)
+                future.exception()  # the other future's waiter may have gone: no "never retrieved" warning
+
+    def abandon(self) -> None:
+        """Nobody wants the rest: the worker's connection is closed at once, which makes the engine stop."""
+        detach, self._detach = self._detach, None
+        self.sink = None
+        if detach is not None:
+            detach()
+
+    def reopen(self) -> None:
+        """Make ready for a second try on another connection; nothing has come yet."""
+        loop = self.opened.get_loop()
+        self.opened = loop.create_future()
+        self.closed = loop.create_future()
+
+    def take_buffered(self) -> bytes:
+        """What has come so far, once."""
+        block = self._buffer[0] if len(self._buffer) == 1 else b"".join(self._buffer)
+        self._buffer = []
+        self._buffered_bytes = 0
+        return block
+
+    def overdue(self, now_s: float) -> FailureReason | None:
+        """Which limit is exceeded at `now_s`, if any."""
+        if now_s > self.total_deadline_s:
+            return FailureReason.TOTAL_TIMEOUT
+        if not self.opened.done():
+            return FailureReason.FIRST_BYTE_TIMEOUT if now_s > self.first_byte_deadline_s else None
+        if not self.complete and not self.paused and now_s > self.last_byte_s + self.idle_limit_s:
+            return FailureReason.IDLE_TIMEOUT
+        return None

@@ -1,0 +1,150 @@
+"""The control port: health, readiness, metrics, state. FastAPI on uvicorn, in the data plane's own loop.
+
+Same loop, not a thread: what it shows is then always one consistent moment of the table, /healthz fails exactly when the data
+plane hangs, and nothing needs a lock. The price is that a scrape holds requests up for as long as it takes to write the text,
+which `metrics` keeps short (about 1 us a line).
+"""
+
+import contextlib
+from collections.abc import Generator, Iterator
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI, Response
+from fastapi.responses import JSONResponse, PlainTextResponse
+
+from forebay_router import metrics
+from forebay_router.choose import work_of
+from forebay_router.discovery.source import Discovery
+from forebay_router.router import Router
+from forebay_router.table import Service, Worker, WorkerState
+
+
+def _gauges(router: Router, discovery: Discovery) -> Iterator[metrics.Sample]:
+    table = router.table
+    for service in table.services.values():
+        of_service = (("namespace", service.spec.key.namespace), ("model_service", service.spec.key.name))
+        for pool, stats in service.stats.pools.items():
+            counts = dict.fromkeys(WorkerState, 0)
+            for worker in service.workers.values():
+                if worker.spec.pool == pool:
+                    counts[worker.spec.state] += 1
+            for state, count in counts.items():
+                labels = (*of_service, ("pool", pool), ("role", stats.role), ("state", state.value))
+                yield metrics.WORKERS, labels, count
+    yield metrics.SYNCED, (), int(discovery.synced)
+    yield metrics.CONNECTIONS, (), len(router.connections.live) if router.connections else 0
+    yield metrics.LEASES, (), len(table.leases)
+    yield metrics.DISCOVERY_ERRORS, (), discovery.failures
+
+
+def metrics_text(router: Router, discovery: Discovery) -> bytes:
+    """The exposition of everything the router counts."""
+    services = [router.tools.unknown_stats, *router.table.service_stats()]
+    return metrics.render(services, _gauges(router, discovery))
+
+
+def _worker_state(worker: Worker, *, timed: bool) -> dict[str, Any]:
+    spec = worker.spec
+    return {
+        "uid": spec.uid,
+        "name": spec.name,
+        "address": f"{spec.host}:{spec.port}",
+        "pool": spec.pool,
+        "role": spec.role.value,
+        "revision": spec.revision,
+        "state": spec.state.value,
+        "resting": worker.resting_until_s > 0,
+        "requests": worker.load.requests,
+        "prompt_tokens": worker.load.prompt_tokens,
+        "output_tokens": worker.load.output_tokens,
+        "work": work_of(worker.candidate, timed=timed),
+        "idle_connections": len(worker.idle),
+    }
+
+
+def _service_state(service: Service) -> dict[str, Any]:
+    spec = service.spec
+    timed = service.snapshot.timed
+    return {
+        "namespace": spec.key.namespace,
+        "name": spec.key.name,
+        "models": list(spec.models),
+        "objective": {
+            "ttft_s": spec.objective.ttft_s,
+            "tpot_s": spec.objective.tpot_s,
+            "target": spec.objective.target,
+        },
+        "in_flight": service.stats.in_flight,
+        "pending": service.stats.pending,
+        "work_in": "seconds" if timed else "requests",
+        "workers": [_worker_state(worker, timed=timed) for worker in service.workers.values()],
+    }
+
+
+def state_of(router: Router, discovery: Discovery) -> dict[str, Any]:
+    """Everything a person asks first: services, workers, loads, leases, and names that are served twice."""
+    table = router.table
+    return {
+        "ready": router.ready,
+        "draining": router.connections is not None and router.connections.draining,
+        "discovery": {"synced": discovery.synced, "errors": discovery.failures},
+        "leases": len(table.leases),
+        "services": [_service_state(service) for service in table.services.values()],
+        "shadowed": [
+            {
+                "model": model,
+                "served_by": str(served),
+                "shadowed": str(shadowed),
+                "reachable_by": f"header x-forebay-model-service: {shadowed}",
+            }
+            for model, served, shadowed in table.shadowed()
+        ],
+    }
+
+
+def control_app(router: Router, discovery: Discovery) -> FastAPI:
+    """The application of the control port."""
+    app = FastAPI(title="Forebay router control", docs_url=None, redoc_url=None, openapi_url="/openapi.json")
+
+    @app.get("/healthz")
+    async def healthz() -> PlainTextResponse:
+        """The loop runs."""
+        return PlainTextResponse("ok\n")
+
+    @app.get("/readyz")
+    async def readyz() -> PlainTextResponse:
+        """New requests are welcome."""
+        if router.ready:
+            return PlainTextResponse("ok\n")
+        draining = router.connections is not None and router.connections.draining
+        return PlainTextResponse("draining\n" if draining else "workers are not known yet\n", status_code=503)
+
+    @app.get("/metrics")
+    async def read_metrics() -> Response:
+        """Prometheus text."""
+        return Response(metrics_text(router, discovery), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    @app.get("/state")
+    async def read_state() -> JSONResponse:
+        """Services, workers, loads, leases."""
+        return JSONResponse(state_of(router, discovery))
+
+    return app
+
+
+class ControlServer(uvicorn.Server):
+    """uvicorn without its own signal handling: the router's main decides when to stop."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        """Leave signals alone."""
+        yield
+
+
+def control_server(app: FastAPI, host: str, port: int) -> ControlServer:
+    """A server for the control port."""
+    config = uvicorn.Config(
+        app, host=host, port=port, log_config=None, access_log=False, lifespan="off", log_level="warning"
+    )
+    return ControlServer(config)

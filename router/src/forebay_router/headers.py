@@ -1,0 +1,95 @@
+"""Header rules of the proxy: what is passed on, what is not, and the request id.
+
+Hop-by-hop headers (RFC 9110 §7.6.1 and those that `Connection` names) end here, in both directions. Headers that steer
+routing are the router's own: a client's are removed, so that nobody outside can pin a request to a worker or a rank.
+A request id is echoed only after everything that could break a log line or a header has been replaced.
+"""
+
+import os
+import re
+from collections.abc import Iterable
+from itertools import count
+
+Headers = list[tuple[bytes, bytes]]
+"""Names in lower case, in the order of arrival."""
+
+HOP_BY_HOP = frozenset(
+    {
+        b"connection",
+        b"keep-alive",
+        b"proxy-connection",
+        b"proxy-authenticate",
+        b"proxy-authorization",
+        b"te",
+        b"trailer",
+        b"transfer-encoding",
+        b"upgrade",
+        b"http2-settings",
+    }
+)
+SERVICE_HEADER = b"x-forebay-model-service"
+"""Names one model service as namespace/name where two namespaces offer the same model name."""
+ROUTING_PREFIX = b"x-forebay-"
+_NOT_FORWARDED = HOP_BY_HOP | {
+    b"host",
+    b"content-length",
+    b"expect",
+    b"x-request-id",
+    b"x-data-parallel-rank",
+    b"x-gateway-destination-endpoint",
+    b"x-prefiller-host-port",
+}
+_NOT_RETURNED = HOP_BY_HOP | {b"content-length", b"x-request-id"}
+_UNSAFE_ID = re.compile(rb"[^A-Za-z0-9._:/@+=~-]")
+REQUEST_ID_MAX_BYTES = 128
+
+_process_prefix = os.urandom(8).hex()
+_sequence = count(1)
+
+
+def find(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> bytes | None:
+    """The first value of a header, or None."""
+    for key, value in headers:
+        if key == name:
+            return value
+    return None
+
+
+def request_id(headers: Headers) -> bytes:
+    """The client's request id made safe, or a new one."""
+    given = find(headers, b"x-request-id")
+    if given:
+        return _UNSAFE_ID.sub(b"_", given[:REQUEST_ID_MAX_BYTES])
+    return b"%s-%08x" % (_process_prefix.encode(), next(_sequence))
+
+
+def connection_names(headers: Headers) -> frozenset[bytes]:
+    """Headers that a Connection header declares to be hop-by-hop."""
+    value = find(headers, b"connection")
+    if value is None or value.lower() in {b"keep-alive", b"close"}:
+        return frozenset()
+    return frozenset(name.strip().lower() for name in value.split(b","))
+
+
+def forwarded_lines(headers: Headers) -> bytes:
+    """The request headers that go to a worker, as wire lines."""
+    dropped = _NOT_FORWARDED
+    named = connection_names(headers)
+    if named:
+        dropped = dropped | named
+    return b"".join(
+        [
+            b"%b: %b\r\n" % (name, value)
+            for name, value in headers
+            if name not in dropped and not name.startswith(ROUTING_PREFIX)
+        ]
+    )
+
+
+def returned_lines(headers: Headers) -> bytes:
+    """The response headers that go back to the client, as wire lines; framing is added by the connection."""
+    dropped = _NOT_RETURNED
+    named = connection_names(headers)
+    if named:
+        dropped = dropped | named
+    return b"".join([b"%b: %b\r\n" % (name, value) for name, value in headers if name not in dropped])

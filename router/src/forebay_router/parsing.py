@@ -1,0 +1,99 @@
+"""From bytes to what the router needs to know of a request. The body is parsed once.
+
+Estimates. Tokens are not counted here: a prompt has about one token for every `BYTES_PER_TOKEN` bytes of its body, which is
+good enough to compare workers with one another.
+"""
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from forebay_router import errors
+from forebay_router.endpoints import Endpoint
+from forebay_router.headers import Headers, find
+
+BYTES_PER_TOKEN = 4
+DEFAULT_OUTPUT_TOKENS = 256
+"""Expected output where the client sets no limit, and the most that is expected where it sets a large one."""
+_BOUNDARY = re.compile(rb'boundary="?([^";,\r\n]{1,200})"?', re.IGNORECASE)
+_FIELD_NAME = re.compile(rb'(?:^|[;\s])name="?([^";\r\n]+)"?', re.IGNORECASE)
+
+
+@dataclass(slots=True)
+class ParsedRequest:
+    """What a request asks for."""
+
+    endpoint: Endpoint
+    model: str | None
+    """None when the client named none."""
+    stream: bool
+    body: bytes
+    fields: dict[str, Any] | None
+    """The JSON body; None for forms."""
+    prompt_tokens: int
+    """Estimate."""
+    output_tokens: int
+    """Estimate."""
+
+
+def parse_request(endpoint: Endpoint, headers: Headers, body: bytes) -> ParsedRequest:
+    """Read a body; raises RequestRefused (400) when it cannot be understood."""
+    if endpoint.form:
+        return _parse_form(endpoint, headers, body)
+    try:
+        fields = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise errors.bad_body(f"The request body is not valid JSON: {error}.") from error
+    if not isinstance(fields, dict):
+        raise errors.bad_body("The request body must be a JSON object.")
+    model = fields.get("model")
+    if model is not None and not isinstance(model, str):
+        raise errors.bad_body("The field `model` must be a string.", "model")
+    return ParsedRequest(
+        endpoint=endpoint,
+        model=model,
+        stream=fields.get("stream") is True,
+        body=body,
+        fields=fields,
+        prompt_tokens=len(body) // BYTES_PER_TOKEN,
+        output_tokens=_expected_output(fields),
+    )
+
+
+def _expected_output(fields: dict[str, Any]) -> int:
+    limit = fields.get("max_completion_tokens") or fields.get("max_tokens") or fields.get("max_output_tokens")
+    if isinstance(limit, int) and limit > 0:
+        return min(limit, DEFAULT_OUTPUT_TOKENS)
+    return DEFAULT_OUTPUT_TOKENS
+
+
+def _parse_form(endpoint: Endpoint, headers: Headers, body: bytes) -> ParsedRequest:
+    found = _BOUNDARY.search(find(headers, b"content-type") or b"")
+    if found is None:
+        raise errors.bad_body("The request must be multipart/form-data with a boundary.")
+    texts = _form_texts(body, found.group(1))
+    model = texts.get("model")
+    return ParsedRequest(
+        endpoint=endpoint,
+        model=model,
+        stream=texts.get("stream", "").lower() == "true",
+        body=body,
+        fields=None,
+        prompt_tokens=len(body) // BYTES_PER_TOKEN,
+        output_tokens=DEFAULT_OUTPUT_TOKENS,
+    )
+
+
+def _form_texts(body: bytes, boundary: bytes) -> dict[str, str]:
+    """The short text fields of a form; files are passed over."""
+    texts = {}
+    for part in body.split(b"--" + boundary)[1:]:
+        head, _, value = part.partition(b"\r\n\r\n")
+        if len(value) > 1024 or b"filename" in head:
+            continue
+        name = _FIELD_NAME.search(head)
+        if name is not None:
+            texts[name.group(1).decode(errors="replace")] = value.removesuffix(b"\r\n").decode(errors="replace")
+    return texts

@@ -1,0 +1,189 @@
+"""The router as a process: parts joined, started, drained and stopped.
+
+Stop, on SIGTERM or SIGINT:
+
+    1. readiness goes false; every answer says `Connection: close`; idle client connections are closed
+    2. for `shutdown_delay_s` new connections are still served, since load balancers need a moment to notice
+    3. the listening socket closes; accepted requests, held ones included, are placed and finished, within `drain_limit_s`
+    4. what is left is cancelled; its clients see an error event or a closed connection
+
+Discovery and the control port run until the end, so that held requests can still be placed and the drain can be watched. A
+second signal skips to step 4.
+"""
+
+import asyncio
+import gc
+import logging
+import random
+import signal
+import sys
+from dataclasses import dataclass, field
+
+import uvloop
+from pythonjsonlogger.json import JsonFormatter
+
+from forebay_api.objective import Objective
+from forebay_router.access_log import AccessLog
+from forebay_router.client import ClientConnections, Limits
+from forebay_router.control import control_app, control_server
+from forebay_router.discovery.source import Discovery
+from forebay_router.discovery.static import Address, ServiceDefaults, StaticDiscovery
+from forebay_router.metrics import ServiceStats
+from forebay_router.placing import Placing
+from forebay_router.relay import Tools
+from forebay_router.replies import Cors
+from forebay_router.router import ClientLimits, Router
+from forebay_router.settings import Settings
+from forebay_router.table import Timeouts, WorkerTable
+from forebay_router.upstream import Upstreams
+
+log = logging.getLogger(__name__)
+
+LISTEN_BACKLOG = 2048
+DRAIN_POLL_S = 0.05
+
+
+def build_router(settings: Settings) -> Router:
+    """The data plane, not listening yet."""
+    table = WorkerTable(worker_limit=settings.worker_limit)
+    tools = Tools(
+        placing=Placing(
+            table=table,
+            rng=random.Random(),
+            hold_limit=settings.hold_limit,
+            hold_s=settings.hold_timeout_s,  # noqa: S311
+        ),
+        upstreams=Upstreams(connect_timeout_s=settings.connect_timeout_s, idle_s=settings.upstream_idle_s),
+        access_log=AccessLog(settings.access_log),
+        attempts_max=settings.attempts,
+        unknown_stats=ServiceStats(),
+    )
+    router = Router(
+        table=table,
+        tools=tools,
+        cors=Cors(settings.cors_origins),
+        client_limits=ClientLimits(idle_s=settings.client_idle_s, request_s=settings.client_request_s),
+    )
+    limits = Limits(head_bytes=settings.head_limit_bytes, body_bytes=settings.body_limit_bytes)
+    router.connections = ClientConnections(limits=limits, serve=router.serve)
+    return router
+
+
+def build_discovery(settings: Settings, table: WorkerTable) -> Discovery:
+    """The source of workers that the settings ask for."""
+    defaults = ServiceDefaults(
+        objective=Objective(
+            ttft_s=settings.objective_ttft_s, tpot_s=settings.objective_tpot_s, target=settings.objective_target
+        ),
+        timeouts=Timeouts(
+            hold_s=settings.hold_timeout_s,
+            first_byte_s=settings.first_byte_timeout_s,
+            idle_s=settings.idle_timeout_s,
+            total_s=settings.total_timeout_s,
+        ),
+    )
+    if settings.kubernetes:
+        from forebay_router.discovery.kubernetes import KubernetesDiscovery  # noqa: PLC0415 - 0.5 s that static mode spares
+
+        return KubernetesDiscovery(table, settings.namespaces)
+    addresses = tuple(Address(url, role) for url, role in settings.workers)
+    return StaticDiscovery(table, addresses, defaults, settings.probe_interval_s)
+
+
+@dataclass(slots=True)
+class Process:
+    """One running router."""
+
+    settings: Settings
+    router: Router = field(init=False)
+    discovery: Discovery = field(init=False)
+    stop: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set by the first signal."""
+    hurry: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set by the second."""
+
+    def __post_init__(self) -> None:
+        """Join the parts."""
+        self.router = build_router(self.settings)
+        self.discovery = build_discovery(self.settings, self.router.table)
+
+    def on_signal(self) -> None:
+        """Drain; at once the second time."""
+        (self.hurry if self.stop.is_set() else self.stop).set()
+
+    async def run(self) -> None:
+        """Serve until told to stop, then drain."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.on_signal)
+        connections = self.router.connections
+        assert connections is not None  # noqa: S101
+        listen = self.settings.listen
+        server = await loop.create_server(connections.make, listen.host, listen.port, backlog=LISTEN_BACKLOG)
+        control = control_server(
+            control_app(self.router, self.discovery), self.settings.control.host, self.settings.control.port
+        )
+        log.info("router listens", extra={"data": str(listen), "control": str(self.settings.control)})
+        async with asyncio.TaskGroup() as tasks:
+            background = [
+                tasks.create_task(self.discovery.run(), name="discovery"),
+                tasks.create_task(self.router.sweep(), name="sweep"),
+            ]
+            serving = tasks.create_task(control.serve(), name="control")
+            await self.stop.wait()
+            await self._drain(server, connections)
+            for task in background:
+                task.cancel()
+            control.should_exit = True
+            control.force_exit = True
+            await serving
+
+    async def _drain(self, server: asyncio.Server, connections: ClientConnections) -> None:
+        """Steps 1 to 4 above."""
+        log.info("draining", extra={"requests": len(connections.tasks)})
+        connections.drain()
+        await self._wait(self.settings.shutdown_delay_s)
+        server.close()
+        connections.drain()
+        deadline_s = asyncio.get_running_loop().time() + self.settings.drain_limit_s
+        while connections.tasks and not self.hurry.is_set() and asyncio.get_running_loop().time() < deadline_s:
+            await asyncio.sleep(DRAIN_POLL_S)
+        left = list(connections.tasks)
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
+        log.info("drained", extra={"cut_off": len(left)})
+
+    async def _wait(self, seconds: float) -> None:
+        """Wait, or until in a hurry."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self.hurry.wait()
+        except TimeoutError:
+            return
+
+
+def set_up_logging(level: str) -> None:
+    """JSON lines on standard error."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(
+        JsonFormatter(
+            "%(asctime)s %(levelname)s %(name)s %(message)s",
+            rename_fields={"asctime": "time", "levelname": "level", "name": "logger"},
+        )
+    )
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+
+
+def run(settings: Settings) -> None:
+    """Run a router until it is told to stop."""
+    set_up_logging(settings.log_level)
+
+    async def main() -> None:
+        process = Process(settings)
+        gc.collect()
+        gc.freeze()
+        await process.run()
+
+    uvloop.run(main())

@@ -1,0 +1,436 @@
+"""One request, from the parsed head to the end of its answer.
+
+    read -> find the service -> place (choose, lease) or hold -> ask the worker(s) -> pass the answer on -> account
+
+One task a request. It waits at three points only: for a place, for the answer to open, for the answer to close; everything
+between runs in callbacks without a task switch. The task is cancelled when the client leaves: `finally` blocks then close the
+worker's connection (which makes the engine stop), release the leases and count the request as abandoned.
+
+Attempts. Until the first event or the whole JSON answer is in, nothing has reached the client, so a failed attempt is made again
+on another worker, never on the same, at most `attempts_max` times. Afterwards a failure ends the answer: an event stream with
+an error event, anything else with a closed connection. There is no continuation on another worker: the client would get the
+beginning twice.
+"""
+
+import asyncio
+import logging
+import time
+from dataclasses import dataclass, field
+
+from forebay_api.objective import Objective, Outcome
+from forebay_router import errors, rewriting
+from forebay_router.access_log import AccessLog
+from forebay_router.accounting import Record, account
+from forebay_router.answer import Answer, Passing
+from forebay_router.client import ClientConnection, Received
+from forebay_router.endpoints import Endpoint
+from forebay_router.errors import FailureReason, RequestRefused, WorkerFailure
+from forebay_router.headers import find, forwarded_lines, returned_lines
+from forebay_router.metrics import ServiceStats
+from forebay_router.parsing import ParsedRequest, parse_request
+from forebay_router.placing import Place, Placing
+from forebay_router.replies import write_refusal
+from forebay_router.sse import EventScanner
+from forebay_router.table import Service, Worker
+from forebay_router.upstream import UpstreamConnection, Upstreams
+from forebay_router.usage import read_facts
+
+log = logging.getLogger(__name__)
+
+JOINED_MAX_BYTES = 16 * 1024
+"""Up to this size head and body are joined into one buffer; a longer body is not copied."""
+_RETRIED_STATUSES = frozenset({500, 502, 503})
+"""Answers of a worker that drains, dies or is full: another worker may well do it."""
+_NOT_JUDGED = Objective(ttft_s=float("inf"), tpot_s=float("inf"), target=1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Tools:
+    """What every exchange uses."""
+
+    placing: Placing
+    upstreams: Upstreams
+    access_log: AccessLog
+    attempts_max: int
+    unknown_stats: ServiceStats
+    """Counts of requests that name no known model."""
+
+
+@dataclass(slots=True)
+class Exchange:
+    """One request and its answer."""
+
+    tools: Tools
+    endpoint: Endpoint
+    received: Received
+    client: ClientConnection
+    request_id: bytes
+    own_lines: bytes
+    """Header lines that the router adds to every answer: request id, CORS."""
+    record: Record
+    service: Service | None = None
+    parsed: ParsedRequest | None = None
+    strip_usage: bool = False
+    tried: set[str] = field(default_factory=set)
+    begun: bool = False
+    """The head of the answer has been written."""
+    events: bool = False
+    """The answer that has begun is an event stream."""
+    content_begun: bool = False
+    """Something has been written that a second attempt would repeat."""
+    chunked: bool = False
+    forwarded: bytes | None = None
+
+    async def run(self) -> None:
+        """Serve the request; returns when its answer has been written or cannot be."""
+        try:
+            parsed = self._read()
+            service = await self.tools.placing.find_service(parsed.model, self.received.headers)
+            self._enter(service)
+            await self._attempts(service, parsed)
+        except RequestRefused as refused:
+            self._refuse(refused)
+        except asyncio.CancelledError:
+            self._note_left()
+            raise
+        except Exception:
+            log.exception("request failed in the router", extra={"request_id": self.request_id.decode()})
+            self._refuse(errors.router_fault(self.request_id.decode()))
+        finally:
+            self._account()
+
+    def _read(self) -> ParsedRequest:
+        """Understand the request."""
+        parsed = self.parsed = parse_request(self.endpoint, self.received.headers, self.received.body)
+        rewriting.scrub(parsed)
+        self.strip_usage = rewriting.ask_for_usage(parsed)
+        self.record.streamed = parsed.stream
+        self.received.body = b""
+        return parsed
+
+    def _enter(self, service: Service) -> None:
+        self.service = service
+        service.stats.arrived += 1
+        service.stats.in_flight += 1
+
+    # -- attempts -----------------------------------------------------------------------------------------------------
+
+    async def _attempts(self, service: Service, parsed: ParsedRequest) -> None:
+        """Try workers until one answers."""
+        placing = self.tools.placing
+        for attempt in range(1, self.tools.attempts_max + 1):
+            with await placing.place(service, parsed, frozenset(self.tried)) as place:
+                self._note_attempt(attempt, place)
+                try:
+                    await self._ask(place, service, parsed)
+                except WorkerFailure as failure:
+                    if attempt == self.tools.attempts_max or not self._may_retry(failure, service, parsed):
+                        self._fail(failure)
+                        return
+                    service.stats.retries[failure.reason] += 1
+                else:
+                    return
+
+    def _note_attempt(self, attempt: int, place: Place) -> None:
+        record = self.record
+        record.attempts = attempt
+        record.pools = place.pools
+        record.worker = place.lease.worker.spec.name
+        record.prefill_worker = place.prefill.worker.spec.name if place.prefill else None
+
+    def _may_retry(self, failure: WorkerFailure, service: Service, parsed: ParsedRequest) -> bool:
+        """Nothing has reached the client, and another worker can take the request.
+
+        A worker that gave an error answer is only worth replacing by one that is there: else its answer is relayed. A worker
+        that gave none is worth waiting for a successor.
+        """
+        if self.content_begun or failure.reason is FailureReason.TOTAL_TIMEOUT:
+            return False
+        return failure.answer is None or self.tools.placing.possible(service, parsed, frozenset(self.tried))
+
+    async def _ask(self, place: Place, service: Service, parsed: ParsedRequest) -> None:
+        """One attempt: the prefill leg where there is one, then the answer."""
+        body = parsed.body
+        cached_tokens = None
+        if place.prefill is not None and parsed.fields is not None:
+            leg = await self._ask_prefill(place.prefill.worker, service, rewriting.prefill_body(parsed.fields))
+            if leg.status != 200:
+                self._pass_whole(leg)
+                return
+            params, cached_tokens = rewriting.read_prefill_answer(leg.take_buffered())
+            body = rewriting.decode_body(body, params)
+            place.prefilled()
+        scanner = EventScanner(
+            self.endpoint.dialect,
+            strip_usage=self.strip_usage,
+            cached_tokens=cached_tokens,
+            error_event=self._error_event(FailureReason.ABORTED),
+        )
+        answer = self._new_answer(service, scanner, prompt_answer=parsed.stream)
+        try:
+            connection = await self._send(place.lease.worker, body, answer)
+            place.lease.prefilled()
+            self._check_opening(answer, place.lease.worker)
+            await self._pass_on(answer, connection)
+        finally:
+            self._note_stream(scanner)
+            self._let_go(answer)
+
+    async def _ask_prefill(self, worker: Worker, service: Service, body: bytes) -> Answer:
+        """The prefill leg's complete answer; raises WorkerFailure where another worker may do better."""
+        answer = self._new_answer(service, None, prompt_answer=True)
+        answer.collect_whole()
+        try:
+            await self._send(worker, body, answer)
+            self._check_opening(answer, worker)
+        finally:
+            self._let_go(answer)
+        return answer
+
+    def _new_answer(self, service: Service, scanner: EventScanner | None, *, prompt_answer: bool) -> Answer:
+        """An answer under the service's limits. One that comes only when all of it is made has no first-byte limit."""
+        limits = service.spec.timeouts
+        now_s = time.monotonic()
+        answer = Answer(asyncio.get_running_loop(), now_s=now_s, scanner=scanner)
+        answer.total_deadline_s = self.received.received_s + limits.total_s
+        answer.first_byte_deadline_s = now_s + limits.first_byte_s if prompt_answer else answer.total_deadline_s
+        answer.idle_limit_s = limits.idle_s
+        self.tools.upstreams.in_flight.add(answer)
+        return answer
+
+    def _let_go(self, answer: Answer) -> None:
+        """The attempt is over, one way or another."""
+        self.tools.upstreams.in_flight.discard(answer)
+        if not answer.complete:
+            answer.abandon()
+
+    async def _send(self, worker: Worker, body: bytes, answer: Answer) -> UpstreamConnection:
+        """Send the request to a worker and wait until its answer opens; a worker that fails is not asked again."""
+        if self.forwarded is None:
+            self.forwarded = b"%bx-request-id: %b\r\n" % (forwarded_lines(self.received.headers), self.request_id)
+        head = b"POST %b HTTP/1.1\r\n%b%bcontent-length: %d\r\n\r\n" % (
+            self.received.target,
+            worker.host_line,
+            self.forwarded,
+            len(body),
+        )
+        try:
+            connection = await self.tools.upstreams.send(
+                worker, [head + body] if len(body) <= JOINED_MAX_BYTES else [head, body], answer
+            )
+        except WorkerFailure as failure:
+            self.tried.add(worker.spec.uid)
+            if failure.reason is FailureReason.CONNECT:
+                self.tools.placing.unreachable(worker)
+            raise
+        worker.strikes = 0
+        return connection
+
+    def _check_opening(self, answer: Answer, worker: Worker) -> None:
+        """Raise WorkerFailure when the opened answer is a failure that another worker may do better."""
+        if answer.status in _RETRIED_STATUSES and answer.complete:
+            self.tried.add(worker.spec.uid)
+            raise WorkerFailure(FailureReason.WORKER_ERROR, f"the worker answered {answer.status}", answer)
+        scanner = answer.scanner
+        if scanner is None or scanner.first_content_s is not None or self.content_begun:
+            return
+        failure = None
+        if scanner.aborted:
+            failure = WorkerFailure(FailureReason.ABORTED, "the engine aborted the request")
+        elif scanner.error is not None and not scanner.client_error:
+            failure = WorkerFailure(FailureReason.WORKER_ERROR, scanner.error)
+        elif answer.complete and not scanner.complete and scanner.error is None:
+            failure = WorkerFailure(FailureReason.CUT_OFF, "the stream ended before it began")
+        if failure is not None:
+            self.tried.add(worker.spec.uid)
+            raise failure
+
+    # -- passing on ---------------------------------------------------------------------------------------------------
+
+    async def _pass_on(self, answer: Answer, connection: UpstreamConnection) -> None:
+        """Write the answer to the client, to its end."""
+        if self.begun and answer.passing is not Passing.EVENTS:
+            raise WorkerFailure(FailureReason.WORKER_ERROR, f"the worker answered {answer.status} within a stream")
+        if answer.passing is Passing.WHOLE and answer.complete:
+            self._pass_whole(answer)
+            return
+        if not self.begun:
+            self._begin(answer)
+        write = self.client.write_chunk if self.chunked else self.client.write
+        block = answer.take_buffered()
+        if block:
+            write(block)
+        self.content_begun = answer.scanner is None or answer.scanner.data_seen
+        if not answer.complete:
+            self._watch_flow(answer, connection)
+            answer.sink = write
+            await answer.closed
+        self._end(answer)
+
+    def _begin(self, answer: Answer) -> None:
+        """Write the head."""
+        self.events = answer.passing is Passing.EVENTS
+        lines = self._answer_lines(answer)
+        if self.events:
+            lines += b"x-accel-buffering: no\r\n"
+            if find(answer.headers, b"cache-control") is None:
+                lines += b"cache-control: no-cache\r\n"
+        self.begun = True
+        self.record.status = answer.status
+        length = None if self.events else answer.length
+        self.chunked = self.client.begin(self.received, answer.status, lines, length)
+
+    def _answer_lines(self, answer: Answer) -> bytes:
+        return returned_lines(answer.headers) + self.own_lines
+
+    def _watch_flow(self, answer: Answer, connection: UpstreamConnection) -> None:
+        """Read from the worker only as fast as the client takes it."""
+
+        def pause() -> None:
+            answer.paused = True
+            connection.pause()
+
+        def resume() -> None:
+            answer.paused = False
+            answer.last_byte_s = time.monotonic()
+            connection.resume()
+
+        self.client.watch_flow(pause, resume)
+
+    def _pass_whole(self, answer: Answer) -> None:
+        """Write a complete answer."""
+        body = answer.take_buffered()
+        record = self.record
+        if answer.status == 200 and self.endpoint.judged and find(answer.headers, b"content-encoding") is None:
+            facts = read_facts(body)
+            record.usage = facts.usage
+            if facts.aborted:
+                record.outcome, record.reason = Outcome.CUT_OFF, FailureReason.ABORTED
+        self.begun = self.content_begun = True
+        record.status = answer.status
+        record.streamed = False
+        self.client.whole(self.received, answer.status, self._answer_lines(answer), body)
+        if record.outcome is None:
+            self._note_status(answer.status)
+
+    def _note_status(self, status: int) -> None:
+        """Outcome by status; a client error has none."""
+        record = self.record
+        if status < 400:
+            record.outcome = Outcome.FINISHED
+        elif status >= 500 or status == 429:
+            record.outcome = Outcome.REJECTED if status in {429, 503} else Outcome.FAILED
+            record.reason = FailureReason.WORKER_ERROR
+
+    def _end(self, answer: Answer) -> None:
+        """The worker's answer has ended: was it whole?"""
+        scanner = answer.scanner
+        failed = None
+        if scanner is not None:
+            if scanner.error is not None:
+                failed = FailureReason.WORKER_ERROR
+            elif scanner.aborted:
+                failed = FailureReason.ABORTED
+            elif not scanner.complete:
+                failed = FailureReason.CUT_OFF
+        if failed is FailureReason.CUT_OFF:
+            self._write(self._error_event(failed))
+        if self.chunked:
+            self.client.end_chunks()
+        if failed is None:
+            self._note_status(answer.status)
+        else:
+            self.record.outcome, self.record.reason = Outcome.CUT_OFF, failed
+
+    def _write(self, block: bytes) -> None:
+        (self.client.write_chunk if self.chunked else self.client.write)(block)
+
+    # -- failing ------------------------------------------------------------------------------------------------------
+
+    def _error_event(self, reason: FailureReason) -> bytes:
+        status, message = errors.failure_status(reason)
+        return errors.error_event(self.endpoint.shape, status, message, reason.value)
+
+    def _fail(self, failure: WorkerFailure) -> None:
+        """No attempt is left, or the answer had begun."""
+        self.record.outcome, self.record.reason = Outcome.FAILED, failure.reason
+        if self.begun:
+            self.record.outcome = Outcome.CUT_OFF
+            self._break_off(failure.reason)
+        elif failure.answer is not None:
+            self._pass_whole(failure.answer)
+        else:
+            status, message = errors.failure_status(failure.reason)
+            retry_after_s = 1 if status == 503 else None
+            self._write_refusal(
+                RequestRefused(
+                    status, message, type="server_error", code=failure.reason.value, retry_after_s=retry_after_s
+                )
+            )
+        log.warning(
+            "request failed: %s",
+            failure.message,
+            extra={
+                "request_id": self.request_id.decode(),
+                "reason": failure.reason.value,
+                "worker": self.record.worker,
+            },
+        )
+
+    def _break_off(self, reason: FailureReason) -> None:
+        """End an answer that has begun and cannot go on."""
+        if self.events:
+            self._write(self._error_event(reason))
+            if self.chunked:
+                self.client.end_chunks()
+        else:
+            self.client.cut()
+
+    def _refuse(self, refused: RequestRefused) -> None:
+        """The router's own answer."""
+        self.record.reason = refused.reason
+        if refused.reason is not None:
+            self.record.outcome = Outcome.REJECTED if refused.status in {429, 503} else Outcome.FAILED
+        if self.begun:
+            self._break_off(refused.reason or FailureReason.ROUTER_ERROR)
+        else:
+            self._write_refusal(refused)
+
+    def _write_refusal(self, refused: RequestRefused) -> None:
+        self.begun = True
+        self.record.status = refused.status
+        write_refusal(self.client, self.received, refused, self.own_lines)
+
+    # -- accounting ---------------------------------------------------------------------------------------------------
+
+    def _note_stream(self, scanner: EventScanner) -> None:
+        """What the stream said, however it ended."""
+        record = self.record
+        if scanner.data_seen:
+            self.content_begun = self.begun
+            record.first_content_s, record.last_content_s = scanner.first_content_s, scanner.last_content_s
+            record.usage = scanner.usage()
+
+    def _note_left(self) -> None:
+        self.record.outcome, self.record.reason = Outcome.CLIENT_LEFT, None
+        if not self.begun:
+            self.record.status = 499
+
+    def _account(self) -> None:
+        """The last step of every request."""
+        record = self.record
+        record.ended_s = time.monotonic()
+        service = self.service
+        if service is None:
+            record.judged = False
+            verdict = account(record, self.tools.unknown_stats, _NOT_JUDGED)
+        else:
+            service.stats.in_flight -= 1
+            verdict = account(record, service.stats, service.spec.objective)
+        self.tools.access_log.write(
+            record,
+            verdict,
+            request_id=self.request_id,
+            path=self.received.path,
+            model=self.parsed.model if self.parsed else None,
+        )

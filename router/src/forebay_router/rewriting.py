@@ -1,0 +1,116 @@
+"""Bodies as they go to workers.
+
+A body that needs no change is sent as it came. Where a key has to be added, it is spliced in behind the opening brace, which
+is cheap for a long prompt and keeps every other byte; where one has to be changed or removed, the object is serialised anew.
+
+Prefill and decode on different workers (vLLM's NixlConnector), two legs:
+
+    prefill leg   the same prompt, one token, not streamed, kv_transfer_params = {do_remote_decode: true, ...}; the answer
+                  holds the kv_transfer_params that say where the KV blocks are
+    decode leg    the client's own request plus that object, unchanged
+
+A client's own kv_transfer_params are removed: `{"do_remote_prefill": true}` from outside kills a decode engine.
+"""
+
+import re
+from typing import Any, Final
+
+import orjson
+
+from forebay_router.parsing import ParsedRequest
+from forebay_router.usage import read_usage
+
+TRANSFER_KEY: Final = "kv_transfer_params"
+PREFILL_PARAMS: Final = {
+    "do_remote_decode": True,
+    "do_remote_prefill": False,
+    "remote_engine_id": None,
+    "remote_block_ids": None,
+    "remote_host": None,
+    "remote_port": None,
+}
+_DECODE_ONLY: Final = ("stream_options", "min_tokens", "max_completion_tokens", "logprobs", "top_logprobs", "best_of")
+"""Fields that ask for more than the one token that the prefill leg makes, or for a stream."""
+_REMOVED: Final = (TRANSFER_KEY, "ec_transfer_params", "bootstrap_host", "bootstrap_port", "bootstrap_room")
+"""Fields by which a client could steer the transfer of KV blocks."""
+
+_EMPTY_REST = re.compile(rb"\s*}")
+
+
+def splice(body: bytes, key: str, value: bytes) -> bytes:
+    """Add a key that the object does not have; `value` is JSON."""
+    start = body.index(b"{") + 1
+    comma = b"" if _EMPTY_REST.match(body, start) else b","
+    return b"".join((body[:start], b'"', key.encode(), b'":', value, comma, memoryview(body)[start:]))
+
+
+def scrub(request: ParsedRequest) -> None:
+    """Remove what a client may not say."""
+    fields = request.fields
+    if fields is None:
+        return
+    found = False
+    for name in _REMOVED:
+        if name in fields:
+            del fields[name]
+            found = True
+    if found:
+        request.body = orjson.dumps(fields)
+
+
+def wants_usage(request: ParsedRequest) -> bool:
+    """The client asked for token counts in its stream."""
+    options = request.fields.get("stream_options") if request.fields else None
+    return isinstance(options, dict) and bool(options.get("include_usage"))
+
+
+def ask_for_usage(request: ParsedRequest) -> bool:
+    """Make a stream tell its token counts; True when the client had not asked, so its chunk must be taken out again."""
+    fields = request.fields
+    if fields is None or not request.stream or not request.endpoint.usage_on_request or wants_usage(request):
+        return False
+    if "stream_options" not in fields:
+        request.body = splice(request.body, "stream_options", b'{"include_usage":true}')
+        return True
+    options = fields["stream_options"]
+    if options is not None and not isinstance(options, dict):
+        return False
+    fields["stream_options"] = {**(options or {}), "include_usage": True}
+    request.body = orjson.dumps(fields)
+    return True
+
+
+def prefill_body(fields: dict[str, Any]) -> bytes:
+    """The body of the prefill leg."""
+    leg = {key: value for key, value in fields.items() if key not in _DECODE_ONLY}
+    if "max_completion_tokens" in fields:
+        leg["max_completion_tokens"] = 1
+    leg["max_tokens"] = 1
+    leg["stream"] = False
+    if leg.get("n") is not None:
+        leg["n"] = 1
+    leg[TRANSFER_KEY] = PREFILL_PARAMS
+    return orjson.dumps(leg)
+
+
+def read_prefill_answer(body: bytes) -> tuple[dict[str, Any] | None, int | None]:
+    """Where the KV blocks are (None: nowhere), and how many prompt tokens the prefill worker had cached (None: unknown)."""
+    try:
+        said = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return None, None
+    if not isinstance(said, dict):
+        return None, None
+    params = said.get(TRANSFER_KEY)
+    usage = read_usage(said.get("usage"))
+    return (params if isinstance(params, dict) else None), (usage.cached_tokens if usage else None)
+
+
+def decode_body(body: bytes, params: dict[str, Any] | None) -> bytes:
+    """The body of the decode leg; without params the decode worker computes the prompt itself."""
+    return body if params is None else splice(body, TRANSFER_KEY, orjson.dumps(params))
+
+
+def needs_one_worker(fields: dict[str, Any]) -> bool:
+    """A request that cannot be split: prompt log-probabilities exist on the worker that computed the prompt only."""
+    return fields.get("prompt_logprobs") is not None or bool(fields.get("echo"))

@@ -1,0 +1,365 @@
+"""Settings: flags and environment, parsed once into one frozen object.
+
+Every flag has an environment variable, FOREBAY_ROUTER_ and the flag's name in capitals; a flag wins over its variable. A wrong
+value ends the start with a sentence that names the flag (or variable) and what to write instead.
+"""
+
+import argparse
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+from forebay_api.durations import parse_duration_s
+from forebay_api.modelservice import Role
+from forebay_api.names import CONTROL_PORT, ROUTER_PORT
+from forebay_router.access_log import AccessLogMode
+
+ENVIRONMENT_PREFIX = "FOREBAY_ROUTER_"
+
+
+@dataclass(frozen=True, slots=True)
+class HostPort:
+    """Where to listen."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """All settings of one router process."""
+
+    listen: HostPort
+    control: HostPort
+    workers: tuple[tuple[str, Role], ...]
+    """Static workers; empty with kubernetes."""
+    kubernetes: bool
+    namespaces: tuple[str, ...]
+    """Watched namespaces; empty is all of them."""
+    probe_interval_s: float
+    attempts: int
+    connect_timeout_s: float
+    first_byte_timeout_s: float
+    idle_timeout_s: float
+    total_timeout_s: float
+    hold_timeout_s: float
+    hold_limit: int
+    worker_limit: int | None
+    upstream_idle_s: float
+    body_limit_bytes: int
+    head_limit_bytes: int
+    client_idle_s: float
+    client_request_s: float
+    shutdown_delay_s: float
+    drain_limit_s: float
+    cors_origins: tuple[str, ...]
+    objective_ttft_s: float
+    objective_tpot_s: float
+    objective_target: float
+    access_log: AccessLogMode
+    log_level: str
+
+
+def host_port(text: str) -> HostPort:
+    """HOST:PORT or [HOST]:PORT."""
+    host, separator, port = text.rpartition(":")
+    if not separator or not port.isdigit() or not 0 <= int(port) <= 65535:
+        raise ValueError(f"{text!r} is not HOST:PORT; write for example 0.0.0.0:8080")
+    return HostPort(host.removeprefix("[").removesuffix("]") or "0.0.0.0", int(port))  # noqa: S104 - as asked for
+
+
+def worker_url(text: str) -> str:
+    """http://HOST:PORT of a worker."""
+    parts = urlsplit(text if "//" in text else f"http://{text}")
+    try:
+        port = parts.port
+    except ValueError:
+        port = None
+    if parts.scheme != "http" or not parts.hostname or port is None or parts.path not in {"", "/"}:
+        raise ValueError(f"{text!r} is not a worker's address; write http://HOST:PORT without a path")
+    return f"http://{parts.netloc}"
+
+
+def duration_s(text: str) -> float:
+    """A duration above zero, such as 500ms or 2m."""
+    seconds = parse_duration_s(text)
+    if seconds <= 0:
+        raise ValueError(f"{text!r} must be above zero")
+    return seconds
+
+
+def duration_or_zero_s(text: str) -> float:
+    """A duration, 0s included."""
+    return parse_duration_s(text)
+
+
+_SIZES = {"": 1, "KiB": 1024, "MiB": 1024**2, "GiB": 1024**3}
+
+
+def size_bytes(text: str) -> int:
+    """A size, such as 64MiB."""
+    found = re.fullmatch(r"([0-9]+)(KiB|MiB|GiB)?", text)
+    if found is None or int(found[1]) == 0:
+        raise ValueError(f"{text!r} is not a size; write a number with KiB, MiB or GiB, such as 64MiB")
+    return int(found[1]) * _SIZES[found[2] or ""]
+
+
+def count(text: str) -> int:
+    """A whole number from 1."""
+    if not text.isdigit() or int(text) < 1:
+        raise ValueError(f"{text!r} is not a whole number from 1")
+    return int(text)
+
+
+def share(text: str) -> float:
+    """A share in (0, 1]."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value <= 1:
+        raise ValueError(f"{text!r} is not a share; write a number above 0 and at most 1, such as 0.99")
+    return value
+
+
+def one_of(*choices: str) -> Callable[[str], str]:
+    """One of some words."""
+
+    def parse(text: str) -> str:
+        if text not in choices:
+            raise ValueError(f"{text!r} is none of {', '.join(choices)}")
+        return text
+
+    return parse
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One flag."""
+
+    flag: str
+    parse: Callable[[str], Any]
+    default: str | None
+    metavar: str
+    help: str
+    many: bool = False
+
+    @property
+    def dest(self) -> str:
+        """Attribute name."""
+        return self.flag.removeprefix("--").replace("-", "_")
+
+    @property
+    def variable(self) -> str:
+        """Environment variable."""
+        return ENVIRONMENT_PREFIX + self.dest.upper()
+
+
+GROUPS: tuple[tuple[str, tuple[Option, ...]], ...] = (
+    (
+        "Ports",
+        (
+            Option("--listen", host_port, f"0.0.0.0:{ROUTER_PORT}", "HOST:PORT", "clients: the OpenAI and Anthropic APIs"),
+            Option("--control", host_port, f"0.0.0.0:{CONTROL_PORT}", "HOST:PORT", "/healthz /readyz /metrics /state"),
+        ),
+    ),
+    (
+        "Workers (give exactly one kind)",
+        (
+            Option("--workers", worker_url, None, "URL", "workers that prefill and decode", many=True),
+            Option("--prefill-workers", worker_url, None, "URL", "workers that compute prompts", many=True),
+            Option("--decode-workers", worker_url, None, "URL", "workers that write answers", many=True),
+            Option("--namespace", str, None, "NAME", "with --kubernetes: watch these namespaces only (default: all)", many=True),
+            Option("--probe-interval", duration_s, "1s", "TIME", "between health probes of a static worker"),
+        ),
+    ),
+    (
+        "Time limits (a ModelService's spec.routing has its own)",
+        (
+            Option("--connect-timeout", duration_s, "3s", "TIME", "for a connection to a worker"),
+            Option("--first-byte-timeout", duration_s, "120s", "TIME", "until a stream begins; then another worker is tried"),
+            Option("--idle-timeout", duration_s, "60s", "TIME", "longest silence within an answer"),
+            Option("--total-timeout", duration_s, "1h", "TIME", "for a whole request"),
+            Option("--hold-timeout", duration_s, "30s", "TIME", "a request may wait for a worker; then 503 with Retry-After"),
+            Option("--upstream-idle", duration_s, "3s", "TIME", "idle worker connections are kept; less than the engine's 5s"),
+            Option("--client-idle", duration_s, "75s", "TIME", "idle client connections are kept"),
+            Option("--client-request", duration_s, "60s", "TIME", "a client may take to send one request"),
+        ),
+    ),
+    (
+        "Bounds",
+        (
+            Option("--attempts", count, "3", "N", "attempts on different workers before an answer has begun"),
+            Option("--hold-limit", count, "1000", "N", "requests that may wait for a worker, per model service"),
+            Option("--worker-limit", count, None, "N", "requests in flight on one worker; more wait (default: no limit)"),
+            Option("--body-limit", size_bytes, "64MiB", "SIZE", "largest request body; above it 413"),
+            Option("--head-limit", size_bytes, "64KiB", "SIZE", "largest request line and headers; above it 431"),
+        ),
+    ),
+    (
+        "Shutdown",
+        (
+            Option("--shutdown-delay", duration_or_zero_s, None, "TIME",
+                   "after SIGTERM, go on accepting while load balancers notice (default: 5s with --kubernetes, else 0s)"),
+            Option("--drain-limit", duration_s, "10m", "TIME", "for accepted requests to end after SIGTERM"),
+        ),
+    ),
+    (
+        "Objective of static workers (a ModelService has its own)",
+        (
+            Option("--objective-ttft", duration_s, "500ms", "TIME", "largest time to first token of a good request"),
+            Option("--objective-tpot", duration_s, "25ms", "TIME", "largest mean time per output token of a good request"),
+            Option("--objective-target", share, "0.99", "SHARE", "share of requests that must be good"),
+        ),
+    ),
+    (
+        "Web pages and logs",
+        (
+            Option("--cors-origin", str, None, "ORIGIN", "web origins that may call the router, or * (default: none)", many=True),
+            Option("--access-log", one_of("off", "errors", "all"), "errors", "off|errors|all", "which requests get a log line"),
+            Option("--log-level", one_of("debug", "info", "warning", "error"), "info", "LEVEL", "debug, info, warning or error"),
+        ),
+    ),
+)  # fmt: skip
+OPTIONS = tuple(option for _, options in GROUPS for option in options)
+
+_DESCRIPTION = """Sends each request for a language model to the worker that will answer it in time.
+
+  forebay-router --workers http://10.0.0.1:8000 http://10.0.0.2:8000
+  forebay-router --prefill-workers http://10.0.0.1:8000 --decode-workers http://10.0.0.2:8000
+  forebay-router --kubernetes --namespace models"""
+_EPILOG = f"""Each flag can be given as an environment variable: {ENVIRONMENT_PREFIX} and its name in capitals, with _ for -, such
+as {ENVIRONMENT_PREFIX}HOLD_TIMEOUT=10s; several values are separated by spaces. A flag wins over its variable. TIME is a number with
+ms, s, m or h. SIZE is a number with KiB, MiB or GiB."""
+
+
+def _help(option: Option) -> str:
+    return option.help + (f" (default: {option.default})" if option.default is not None else "")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        prog="forebay-router",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        allow_abbrev=False,
+        formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, max_help_position=34, width=118),
+    )
+    for title, options in GROUPS:
+        group = parser.add_argument_group(title)
+        if title.startswith("Workers"):
+            group.add_argument(
+                "--kubernetes", action="store_true", help="watch worker pods and model services of a cluster"
+            )
+        for option in options:
+            group.add_argument(
+                option.flag,
+                metavar=option.metavar,
+                help=_help(option).replace("%", "%%"),
+                nargs="+" if option.many else None,
+            )
+    return parser
+
+
+def _value(option: Option, given: Any, environment: Mapping[str, str]) -> Any:
+    """The parsed value of an option; ValueError names where it came from."""
+    source = option.flag
+    text = given
+    if text is None and option.variable in environment:
+        source = option.variable
+        text = environment[option.variable]
+        if option.many:
+            text = text.split()
+    if text is None:
+        text = option.default
+    if text is None:
+        return () if option.many else None
+    try:
+        if option.many:
+            return tuple(option.parse(item) for item in text)
+        return option.parse(text)
+    except ValueError as error:
+        raise ValueError(f"{source}: {error}") from error
+
+
+def _static_workers(values: Mapping[str, Any]) -> tuple[tuple[str, Role], ...]:
+    """Static workers with their roles; ValueError when the kinds are mixed up."""
+    mixed, prefill, decode = values["workers"], values["prefill_workers"], values["decode_workers"]
+    kinds = [
+        flag
+        for flag, given in (
+            ("--workers", mixed),
+            ("--prefill-workers with --decode-workers", prefill or decode),
+            ("--kubernetes", values["kubernetes"]),
+        )
+        if given
+    ]
+    if len(kinds) != 1:
+        stated = " and ".join(kinds) if kinds else "none"
+        raise ValueError(
+            f"give exactly one of --workers, --prefill-workers with --decode-workers, --kubernetes; given: {stated}"
+        )
+    if prefill and not decode:
+        raise ValueError("--prefill-workers needs --decode-workers: add the workers that write the answers")
+    if values["namespace"] and not values["kubernetes"]:
+        raise ValueError("--namespace works with --kubernetes only: remove it, or add --kubernetes")
+    roles = [(url, Role.MIXED) for url in mixed]
+    roles += [(url, Role.PREFILL) for url in prefill] + [(url, Role.DECODE) for url in decode]
+    return tuple(dict.fromkeys(roles))
+
+
+def build_settings(values: Mapping[str, Any]) -> Settings:
+    """Settings from parsed values; ValueError names a flag and the fix."""
+    kubernetes = bool(values["kubernetes"])
+    workers = _static_workers(values)
+    delay_s = values["shutdown_delay"]
+    if values["upstream_idle"] >= 5:
+        raise ValueError("--upstream-idle must be below the engine's keep-alive of 5s: write for example 3s")
+    return Settings(
+        listen=values["listen"],
+        control=values["control"],
+        workers=workers,
+        kubernetes=kubernetes,
+        namespaces=values["namespace"],
+        probe_interval_s=values["probe_interval"],
+        attempts=values["attempts"],
+        connect_timeout_s=values["connect_timeout"],
+        first_byte_timeout_s=values["first_byte_timeout"],
+        idle_timeout_s=values["idle_timeout"],
+        total_timeout_s=values["total_timeout"],
+        hold_timeout_s=values["hold_timeout"],
+        hold_limit=values["hold_limit"],
+        worker_limit=values["worker_limit"],
+        upstream_idle_s=values["upstream_idle"],
+        body_limit_bytes=values["body_limit"],
+        head_limit_bytes=values["head_limit"],
+        client_idle_s=values["client_idle"],
+        client_request_s=values["client_request"],
+        shutdown_delay_s=delay_s if delay_s is not None else (5.0 if kubernetes else 0.0),
+        drain_limit_s=values["drain_limit"],
+        cors_origins=values["cors_origin"],
+        objective_ttft_s=values["objective_ttft"],
+        objective_tpot_s=values["objective_tpot"],
+        objective_target=values["objective_target"],
+        access_log=AccessLogMode(values["access_log"]),
+        log_level=values["log_level"],
+    )
+
+
+def parse_settings(arguments: Sequence[str], environment: Mapping[str, str]) -> Settings:
+    """Settings from a command line and an environment; a wrong value ends the program with a sentence (exit code 2)."""
+    parser = build_parser()
+    given = vars(parser.parse_args(arguments))
+    in_environment = environment.get(ENVIRONMENT_PREFIX + "KUBERNETES", "").lower() in {"1", "true", "yes"}
+    try:
+        values = {option.dest: _value(option, given[option.dest], environment) for option in OPTIONS}
+        values["kubernetes"] = given["kubernetes"] or in_environment
+        return build_settings(values)
+    except ValueError as error:
+        parser.error(str(error))

@@ -1,0 +1,366 @@
+"""The workers the router knows, the services they belong to, and who has claimed what.
+
+Discovery writes membership, leases write load; both in plain `def` methods of one object on one thread, so no change is ever
+seen half done. A worker is identified by the UID of its pod (or a generation number for a static address): a new pod on an
+old address is a stranger and inherits nothing.
+
+    ready      gets requests
+    not ready  gets none; its running ones go on
+    draining   gets none; about to leave; its running ones go on
+
+A lease is a request's claim on one worker, taken at dispatch and released exactly once on any exit; use it as a context
+manager. Observers hear of every take and release: a broadcast to other router replicas is one more observer.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from types import TracebackType
+from typing import Any, NewType
+
+from forebay_api.modelservice import Role
+from forebay_api.objective import Objective
+from forebay_router.choose import Candidate, Load, Rates, Snapshot
+from forebay_router.metrics import PoolStats, ServiceStats
+
+WorkerUid = NewType("WorkerUid", str)
+
+
+class WorkerState(StrEnum):
+    """Whether a worker gets requests."""
+
+    READY = "ready"
+    NOT_READY = "not_ready"
+    DRAINING = "draining"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class ServiceKey:
+    """Identity of a model service."""
+
+    namespace: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Timeouts:
+    """Limits of one service's requests, seconds."""
+
+    hold_s: float
+    first_byte_s: float
+    idle_s: float
+    total_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceSpec:
+    """What discovery knows of a model service."""
+
+    key: ServiceKey
+    models: tuple[str, ...]
+    """Names that clients may send: the model's own and its adapters'."""
+    objective: Objective
+    timeouts: Timeouts
+    created_s: int = 0
+    """Unix time; of two services with one model name the older wins."""
+    pools: tuple[tuple[str, Role], ...] = ()
+    """Pools that exist even while they have no worker."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSpec:
+    """What discovery knows of a worker."""
+
+    uid: WorkerUid
+    name: str
+    host: str
+    port: int
+    service: ServiceKey
+    pool: str
+    role: Role
+    state: WorkerState
+    revision: str = ""
+
+
+class Worker:
+    """A worker and what is going on with it."""
+
+    __slots__ = ("candidate", "cards", "gone", "host_line", "idle", "pool_stats", "resting_until_s", "spec", "strikes")
+
+    def __init__(self, spec: WorkerSpec, *, pool_stats: PoolStats, rates: Rates | None, limit: int | None) -> None:
+        self.spec = spec
+        self.candidate = Candidate(
+            uid=spec.uid, role=spec.role, pool=spec.pool, revision=spec.revision, rates=rates, limit=limit
+        )
+        self.pool_stats = pool_stats
+        self.host_line = _host_line(spec)
+        self.idle: list[Any] = []
+        """Idle upstream connections, newest last; owned by the upstream module."""
+        self.gone = False
+        """No longer in the table; its connections are closed when their requests end."""
+        self.cards: tuple[Mapping[str, Any], ...] | None = None
+        """What its /v1/models said; None until asked."""
+        self.resting_until_s = 0.0
+        """Gets no request before this monotonic time, because it could not be reached."""
+        self.strikes = 0
+        """Failed connections in a row."""
+
+    @property
+    def load(self) -> Load:
+        """Live load."""
+        return self.candidate.load
+
+
+def _host_line(spec: WorkerSpec) -> bytes:
+    host = f"[{spec.host}]" if ":" in spec.host else spec.host
+    return f"host: {host}:{spec.port}\r\n".encode()
+
+
+class Service:
+    """A model service with its workers."""
+
+    __slots__ = ("snapshot", "spec", "stats", "workers")
+
+    def __init__(self, spec: ServiceSpec) -> None:
+        self.spec = spec
+        self.stats = ServiceStats(namespace=spec.key.namespace, model_service=spec.key.name)
+        self.workers: dict[str, Worker] = {}
+        self.snapshot = Snapshot()
+        self.adopt_pools(spec)
+
+    def adopt_pools(self, spec: ServiceSpec) -> None:
+        """Export the spec's pools from now on."""
+        for name, role in spec.pools:
+            self.stats.pools.setdefault(name, PoolStats(role=role.value))
+
+    def regroup(self, now_s: float) -> None:
+        """Make the snapshot anew."""
+        self.snapshot = Snapshot.of(
+            [
+                worker.candidate
+                for worker in self.workers.values()
+                if worker.spec.state is WorkerState.READY and worker.resting_until_s <= now_s
+            ]
+        )
+
+
+class Lease:
+    """A request's claim on a worker. Released once; a second release is a programming error."""
+
+    __slots__ = ("_table", "held", "number", "output_tokens", "prompt_tokens", "worker")
+
+    def __init__(
+        self, table: "WorkerTable", number: int, worker: Worker, *, prompt_tokens: int, output_tokens: int
+    ) -> None:
+        self._table = table
+        self.number = number
+        self.worker = worker
+        self.prompt_tokens = prompt_tokens
+        self.output_tokens = output_tokens
+        self.held = True
+
+    def prefilled(self) -> None:
+        """The first token came: its prompt is no longer work to do."""
+        if self.prompt_tokens:
+            self.worker.load.prompt_tokens -= self.prompt_tokens
+            self.prompt_tokens = 0
+
+    def release(self) -> None:
+        """End the claim."""
+        self._table.release(self)
+
+    def __enter__(self) -> "Lease":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
+
+
+class LeaseEvent(StrEnum):
+    """What happened to a lease."""
+
+    TAKEN = "taken"
+    RELEASED = "released"
+
+
+@dataclass(slots=True)
+class WorkerTable:
+    """Services, workers and leases; every change is one synchronous method."""
+
+    rates_of: Callable[[WorkerSpec], Rates | None] = lambda _spec: None
+    """Rates of a worker from the capacity model, or None while unknown."""
+    worker_limit: int | None = None
+    """Most requests in flight on one worker."""
+    services: dict[ServiceKey, Service] = field(default_factory=dict)
+    workers: dict[str, Worker] = field(default_factory=dict)
+    leases: dict[int, Lease] = field(default_factory=dict)
+    by_model: dict[str, Service] = field(default_factory=dict)
+    on_change: list[Callable[[Service], None]] = field(default_factory=list)
+    """Told when a service may have room that it had not: held requests look again."""
+    on_lease: list[Callable[[Lease, LeaseEvent], None]] = field(default_factory=list)
+    on_gone: list[Callable[[Worker], None]] = field(default_factory=list)
+    on_complete: list[Callable[[], None]] = field(default_factory=list)
+    complete: bool = False
+    """Discovery has told all it knows: a model that is not here does not exist."""
+    _next_lease: int = 1
+
+    # -- membership ---------------------------------------------------------------------------------------------------
+
+    def put_service(self, spec: ServiceSpec) -> None:
+        """Add a service or take over its changed spec."""
+        service = self.services.get(spec.key)
+        if service is None:
+            self.services[spec.key] = Service(spec)
+        elif service.spec == spec:
+            return
+        else:
+            service.spec = spec
+            service.adopt_pools(spec)
+        self._index_models()
+        self._changed(self.services[spec.key])
+
+    def drop_service(self, key: ServiceKey) -> None:
+        """Forget a service and its workers."""
+        service = self.services.get(key)
+        if service is None:
+            return
+        for uid in tuple(service.workers):
+            self.drop_worker(uid)
+        del self.services[key]
+        self._index_models()
+        self._changed(service)
+
+    def put_worker(self, spec: WorkerSpec, now_s: float) -> None:
+        """Add a worker or take over its changed spec. Its service must be known."""
+        known = self.workers.get(spec.uid)
+        if known is not None and known.spec == spec:
+            return
+        service = self.services[spec.service]
+        if known is not None and _same_place(known.spec, spec):
+            known.spec = spec
+        else:
+            if known is not None:
+                self.drop_worker(spec.uid)
+            self._add_worker(service, spec)
+        service.regroup(now_s)
+        self._changed(service)
+
+    def _add_worker(self, service: Service, spec: WorkerSpec) -> None:
+        pool_stats = service.stats.pools.setdefault(spec.pool, PoolStats(role=spec.role.value))
+        worker = Worker(spec, pool_stats=pool_stats, rates=self.rates_of(spec), limit=self.worker_limit)
+        self.workers[spec.uid] = worker
+        service.workers[spec.uid] = worker
+
+    def drop_worker(self, uid: str, now_s: float = 0.0) -> None:
+        """Forget a worker. Requests that run on it keep their leases until they end."""
+        worker = self.workers.pop(uid, None)
+        if worker is None:
+            return
+        worker.gone = True
+        service = self.services[worker.spec.service]
+        del service.workers[uid]
+        service.regroup(now_s)
+        for hook in self.on_gone:
+            hook(worker)
+        self._changed(service)
+
+    def rest(self, worker: Worker, until_s: float, now_s: float) -> None:
+        """Leave a worker that cannot be reached alone for a while."""
+        worker.resting_until_s = until_s
+        if not worker.gone:
+            self.services[worker.spec.service].regroup(now_s)
+
+    def wake_rested(self, now_s: float) -> None:
+        """Bring back workers whose rest is over."""
+        for service in self.services.values():
+            if any(0 < worker.resting_until_s <= now_s for worker in service.workers.values()):
+                for worker in service.workers.values():
+                    if worker.resting_until_s <= now_s:
+                        worker.resting_until_s = 0.0
+                service.regroup(now_s)
+                self._changed(service)
+
+    def _index_models(self) -> None:
+        """Model name to service; of several services with one name the oldest wins, then the first by name."""
+        made: dict[str, Service] = {}
+        for service in sorted(self.services.values(), key=lambda one: (one.spec.created_s, one.spec.key)):
+            for model in service.spec.models:
+                made.setdefault(model, service)
+        self.by_model = made
+
+    def complete_now(self) -> None:
+        """Discovery has told all it knows."""
+        if not self.complete:
+            self.complete = True
+            for service in self.services.values():
+                self._changed(service)
+            for hook in self.on_complete:
+                hook()
+
+    def _changed(self, service: Service) -> None:
+        for hook in self.on_change:
+            hook(service)
+
+    # -- reading ------------------------------------------------------------------------------------------------------
+
+    def shadowed(self) -> list[tuple[str, ServiceKey, ServiceKey]]:
+        """(model, service that gets its requests, service reachable by header only)."""
+        return [
+            (model, self.by_model[model].spec.key, service.spec.key)
+            for service in self.services.values()
+            for model in service.spec.models
+            if self.by_model[model] is not service
+        ]
+
+    def service_stats(self) -> Iterable[ServiceStats]:
+        """Counts of every known service."""
+        return [service.stats for service in self.services.values()]
+
+    # -- leases -------------------------------------------------------------------------------------------------------
+
+    def take(self, worker: Worker, *, prompt_tokens: int, output_tokens: int) -> Lease:
+        """Claim a worker for a request."""
+        lease = Lease(self, self._next_lease, worker, prompt_tokens=prompt_tokens, output_tokens=output_tokens)
+        self._next_lease += 1
+        self.leases[lease.number] = lease
+        load = worker.candidate.load
+        load.requests += 1
+        load.prompt_tokens += prompt_tokens
+        load.output_tokens += output_tokens
+        worker.pool_stats.in_flight += 1
+        for hook in self.on_lease:
+            hook(lease, LeaseEvent.TAKEN)
+        return lease
+
+    def release(self, lease: Lease) -> None:
+        """End a claim."""
+        assert lease.held, f"lease {lease.number} released twice"  # noqa: S101 - a programming error, on in production
+        lease.held = False
+        del self.leases[lease.number]
+        worker = lease.worker
+        load = worker.candidate.load
+        load.requests -= 1
+        load.prompt_tokens -= lease.prompt_tokens
+        load.output_tokens -= lease.output_tokens
+        worker.pool_stats.in_flight -= 1
+        for hook in self.on_lease:
+            hook(lease, LeaseEvent.RELEASED)
+        if self.worker_limit is not None and not worker.gone:
+            self._changed(self.services[worker.spec.service])
+
+
+def _same_place(old: WorkerSpec, new: WorkerSpec) -> bool:
+    """The worker kept all that its candidate and connections stand for."""
+    return (old.host, old.port, old.service, old.pool, old.role, old.revision) == (
+        new.host,
+        new.port,
+        new.service,
+        new.pool,
+        new.role,
+        new.revision,
+    )

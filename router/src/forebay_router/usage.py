@@ -1,0 +1,111 @@
+"""Token counts as engines tell them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+WHOLE_PARSE_MAX_BYTES = 64 * 1024
+"""Up to this size an answer is parsed whole; above it only its usage object, which stands near the end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Token counts of one answer."""
+
+    prompt_tokens: int
+    output_tokens: int
+    cached_tokens: int | None
+    """Prompt tokens found in the prefix cache; None when the engine does not tell."""
+
+
+def _count(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+
+
+def read_usage(usage: Any) -> Usage | None:
+    """Counts from a usage object of OpenAI's completions, its responses, or Anthropic's messages; None if it is none."""
+    if not isinstance(usage, Mapping):
+        return None
+    prompt = _count(usage.get("prompt_tokens"))
+    if prompt is not None:
+        details = usage.get("prompt_tokens_details")
+        cached = _count(details.get("cached_tokens")) if isinstance(details, Mapping) else None
+        return Usage(prompt, _count(usage.get("completion_tokens")) or 0, cached)
+    prompt = _count(usage.get("input_tokens"))
+    output = _count(usage.get("output_tokens"))
+    if prompt is None and output is None:
+        return None
+    details = usage.get("input_tokens_details")
+    cached = _count(usage.get("cache_read_input_tokens"))
+    if isinstance(details, Mapping):
+        cached = _count(details.get("cached_tokens"))
+    return Usage(prompt or 0, output or 0, cached)
+
+
+def _balanced_object(body: bytes, start: int) -> bytes | None:
+    """The JSON object that begins at `start`, braces inside strings respected; None if it does not end."""
+    depth = 0
+    in_string = escaped = False
+    for position in range(start, min(len(body), start + 8192)):
+        byte = body[position]
+        if in_string:
+            if escaped:
+                escaped = False
+            elif byte == 0x5C:
+                escaped = True
+            elif byte == 0x22:
+                in_string = False
+        elif byte == 0x22:
+            in_string = True
+        elif byte == 0x7B:
+            depth += 1
+        elif byte == 0x7D:
+            depth -= 1
+            if depth == 0:
+                return body[start : position + 1]
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What accounting needs of a whole JSON answer."""
+
+    usage: Usage | None
+    aborted: bool
+    """The engine stopped before the answer was complete."""
+
+
+def read_facts(body: bytes) -> Facts:
+    """Usage and the abort mark of a JSON answer that is complete."""
+    if len(body) > WHOLE_PARSE_MAX_BYTES:
+        return Facts(_usage_near_end(body), _aborted_near_end(body))
+    try:
+        answer = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return Facts(None, aborted=False)
+    if not isinstance(answer, dict):
+        return Facts(None, aborted=False)
+    choices = answer.get("choices")
+    aborted = isinstance(choices, list) and any(
+        isinstance(choice, dict) and choice.get("finish_reason") == "abort" for choice in choices
+    )
+    return Facts(read_usage(answer.get("usage")), aborted=aborted)
+
+
+def _usage_near_end(body: bytes) -> Usage | None:
+    key = body.rfind(b'"usage"')
+    start = body.find(b"{", key, key + 16) if key >= 0 else -1
+    found = _balanced_object(body, start) if start >= 0 else None
+    if found is None:
+        return None
+    try:
+        return read_usage(orjson.loads(found))
+    except orjson.JSONDecodeError:
+        return None
+
+
+def _aborted_near_end(body: bytes) -> bool:
+    key = body.rfind(b'"finish_reason"')
+    return key >= 0 and b'"abort"' in body[key : key + 32]
