@@ -17,7 +17,8 @@ import json
 import random
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -213,6 +214,12 @@ async def _data_events(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
             yield line[5:].strip()
 
 
+OnRecord = Callable[[RequestRecord], None]
+"""Called with every record as its request ends."""
+Sender = Callable[[Sequence[Stage]], Awaitable[None]]
+"""Sends the arrivals of some stages."""
+
+
 class LoadGenerator:
     """Sends one workload to one address and keeps the records."""
 
@@ -228,29 +235,38 @@ class LoadGenerator:
         self._rng = random.Random(seed)  # noqa: S311  # arrivals and prompts, not secrets
         self._seed = seed
         self._in_flight_max = in_flight_max
+        self._sent = 0
         self._begun_s = time.monotonic()
 
-    async def run(
-        self, stages: Sequence[Stage], on_record: Callable[[RequestRecord], None] | None = None
-    ) -> LoadReport:
+    async def run(self, stages: Sequence[Stage], on_record: OnRecord | None = None) -> LoadReport:
         """Send the stages' arrivals and wait for every answer; cancelling ends all requests at once."""
-        arrivals = arrival_times_s(stages, self._rng)
-        loop = asyncio.get_running_loop()
-        self._begun_s = loop.time()
+        async with self.sending(on_record) as send:
+            await send(stages)
+        return self.report
+
+    @asynccontextmanager
+    async def sending(self, on_record: OnRecord | None = None) -> AsyncIterator[Sender]:
+        """Give a function that sends stages and returns at their end; leaving the block waits for every answer."""
+        self._begun_s = asyncio.get_running_loop().time()
         timeout = aiohttp.ClientTimeout(total=None, connect=CONNECT_TIMEOUT_S)
         connector = aiohttp.TCPConnector(limit=0)
         async with (
             aiohttp.ClientSession(connector=connector, timeout=timeout) as session,
             asyncio.TaskGroup() as tasks,
         ):
-            for number, arrival_s in enumerate(arrivals):
-                await asyncio.sleep(max(0.0, self._begun_s + arrival_s - loop.time()))
-                tasks.create_task(self._one(session, number, on_record))
-        return self.report
 
-    async def _one(
-        self, session: aiohttp.ClientSession, number: int, on_record: Callable[[RequestRecord], None] | None
-    ) -> None:
+            async def send(stages: Sequence[Stage]) -> None:
+                loop = asyncio.get_running_loop()
+                begun_s = loop.time()
+                for arrival_s in arrival_times_s(stages, self._rng):
+                    await asyncio.sleep(max(0.0, begun_s + arrival_s - loop.time()))
+                    tasks.create_task(self._one(session, self._sent, on_record))
+                    self._sent += 1
+                await asyncio.sleep(max(0.0, begun_s + sum(stage.duration_s for stage in stages) - loop.time()))
+
+            yield send
+
+    async def _one(self, session: aiohttp.ClientSession, number: int, on_record: OnRecord | None) -> None:
         request_id = f"load-{self._seed}-{number}"
         begun_s = asyncio.get_running_loop().time()
         stream = _Stream()

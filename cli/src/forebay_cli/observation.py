@@ -67,8 +67,6 @@ class ServiceReader:
 async def reading(kubeconfig: Path, *, namespace: str, service: str) -> AsyncIterator[ServiceReader]:
     """A reader with the rights of a kubeconfig."""
     configuration = kubernetes.client.Configuration()
-    await kubernetes.config.load_kube_config(  # type: ignore[no-untyped-call]  # the client's config half has no types
-        config_file=str(kubeconfig), client_configuration=configuration
-    )
+    await kubernetes.config.load_kube_config(config_file=str(kubeconfig), client_configuration=configuration)
     async with kubernetes.client.ApiClient(configuration) as api:
         yield ServiceReader(api, namespace=namespace, service=service)
