@@ -1,0 +1,29 @@
+"""What is queued: the identity of an object to reconcile."""
+
+from dataclasses import dataclass
+
+from forebay_operator.resources import MODEL_SERVICE, WORKER_POOL, Resource
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class ObjectKey:
+    """One object of one of the two reconciled kinds."""
+
+    kind: str
+    namespace: str
+    name: str
+
+    @property
+    def resource(self) -> Resource:
+        """The kind's resource."""
+        return MODEL_SERVICE if self.kind == MODEL_SERVICE.kind else WORKER_POOL
+
+
+def model_service_key(namespace: str, name: str) -> ObjectKey:
+    """Key of a ModelService."""
+    return ObjectKey(MODEL_SERVICE.kind, namespace, name)
+
+
+def worker_pool_key(namespace: str, name: str) -> ObjectKey:
+    """Key of a WorkerPool."""
+    return ObjectKey(WORKER_POOL.kind, namespace, name)

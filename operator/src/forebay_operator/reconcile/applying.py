@@ -1,0 +1,114 @@
+"""Apply one desired object: adopt it if it is ours, count drift, skip what is known to be a no-op.
+
+Adoption: an object of the wanted name is ours when it is controlled by the owner, or carries our managed-by label and has no
+other controller (a restored backup, a re-created owner). Anything else keeps its name, and the reconciliation fails with a
+message that says which object is in the way.
+
+Skipping: an apply whose manifest is the one applied last, on an object whose content is the one that apply left, changes
+nothing. Both hashes are remembered by UID, so that the many reconciliations which a starting pod causes cost reads only. The
+memory is a saving and no more: without it everything works the same.
+"""
+
+from dataclasses import dataclass, field
+from typing import Final
+
+from forebay_api.names import MANAGED_BY_LABEL, OPERATOR_MANAGER
+from forebay_operator.cluster import Cluster
+from forebay_operator.digests import digest
+from forebay_operator.drift import content_digest, is_changed, is_repair, with_digest
+from forebay_operator.errors import OperatorError
+from forebay_operator.events import Kind, Recorder
+from forebay_operator.metrics import Metrics
+from forebay_operator.resources import Manifest, Resource, labels_of, name_of, namespace_of
+
+REMEMBERED_MAX: Final = 20_000
+"""Objects whose last apply is remembered; the oldest are forgotten first."""
+
+
+class NameTakenError(OperatorError):
+    """An object of the wanted name exists and is not ours."""
+
+    def __init__(self, resource: Resource, existing: Manifest) -> None:
+        super().__init__(
+            f"{resource.kind} {name_of(existing)} exists and is not managed by Forebay: "
+            "delete or rename it, or choose another name for the model service or the pool"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """The object that children are applied for."""
+
+    resource: Resource
+    manifest: Manifest
+    was_applied: bool
+    """Whether its children have been applied before, so that an absent one was deleted by somebody."""
+
+
+@dataclass(slots=True)
+class Applier:
+    """Applies children and tells whether anything changed."""
+
+    cluster: Cluster
+    recorder: Recorder
+    metrics: Metrics
+    _settled: dict[str, tuple[str, str]] = field(default_factory=dict)
+
+    async def apply(self, resource: Resource, manifest: Manifest, *, owner: Owner) -> tuple[Manifest, bool]:
+        """The stored object and whether this changed it; reads the existing one first."""
+        existing = await self.cluster.get(resource, namespace_of(manifest), name_of(manifest))
+        return await self.apply_over(existing, resource, manifest, owner=owner)
+
+    async def apply_over(
+        self, existing: Manifest | None, resource: Resource, manifest: Manifest, *, owner: Owner
+    ) -> tuple[Manifest, bool]:
+        """As `apply`, over an existing object that was just read."""
+        check_ours(resource, existing, owner=owner.manifest)
+        wanted = with_digest(manifest)
+        if existing is not None and self._is_settled(existing, wanted):
+            return existing, False
+        stored = await self.cluster.apply(resource, wanted)
+        self._remember(stored, wanted)
+        deleted = existing is None and owner.was_applied
+        if deleted or is_repair(existing, wanted, stored):
+            await self._report_drift(resource, stored, owner=owner, deleted=deleted)
+        return stored, is_changed(existing, stored)
+
+    async def _report_drift(self, resource: Resource, stored: Manifest, *, owner: Owner, deleted: bool) -> None:
+        self.metrics.drift_repairs.labels(namespace_of(stored), resource.kind).inc()
+        what = (
+            "had been deleted and was made again" if deleted else "had been changed by somebody else and was put right"
+        )
+        message = f"{resource.kind} {name_of(stored)} {what}; change the ModelService instead"
+        await self.recorder.record(
+            owner.resource, owner.manifest, kind=Kind.WARNING, reason="DriftRepaired", message=message
+        )
+
+    def _is_settled(self, existing: Manifest, wanted: Manifest) -> bool:
+        return self._settled.get(existing["metadata"]["uid"]) == (digest(wanted), content_digest(existing))
+
+    def _remember(self, stored: Manifest, wanted: Manifest) -> None:
+        self._settled.pop(stored["metadata"]["uid"], None)
+        self._settled[stored["metadata"]["uid"]] = (digest(wanted), content_digest(stored))
+        while len(self._settled) > REMEMBERED_MAX:
+            self._settled.pop(next(iter(self._settled)))
+
+
+def controller_uid(manifest: Manifest) -> str | None:
+    """UID of the object that controls this one, or None."""
+    references = manifest["metadata"].get("ownerReferences") or []
+    return next((str(one["uid"]) for one in references if one.get("controller")), None)
+
+
+def is_ours(existing: Manifest, owner: Manifest) -> bool:
+    """Whether an object belongs to the owner, or may be adopted by it."""
+    controller = controller_uid(existing)
+    if controller == owner["metadata"]["uid"]:
+        return True
+    return controller is None and labels_of(existing).get(MANAGED_BY_LABEL) == OPERATOR_MANAGER
+
+
+def check_ours(resource: Resource, existing: Manifest | None, *, owner: Manifest) -> None:
+    """Refuse to take an object over that is not ours."""
+    if existing is not None and not is_ours(existing, owner):
+        raise NameTakenError(resource, existing)

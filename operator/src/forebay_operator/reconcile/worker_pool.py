@@ -1,0 +1,160 @@
+"""One WorkerPool: Deployment, Service and PodDisruptionBudget, the drain on scale-down, and the status."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+import httpx
+from pydantic import ValidationError
+
+from forebay_api.acceleratorclass import AcceleratorClass, AcceleratorClassSpec
+from forebay_api.fields import violations
+from forebay_api.workerpool import WorkerPoolSpec
+from forebay_operator.cluster import Cluster
+from forebay_operator.desired.deployment import WorkerContext, build_deployment, selector_labels
+from forebay_operator.desired.disruption_budget import build_disruption_budget
+from forebay_operator.desired.revision import revision_of
+from forebay_operator.desired.service import build_service
+from forebay_operator.desired.vllm import drain_timeout_s
+from forebay_operator.drain import DrainPlan, DrainTimes, Loads, plan_drain
+from forebay_operator.events import Kind, Recorder
+from forebay_operator.keys import ObjectKey
+from forebay_operator.pods import TEMPLATE_ANNOTATION, Worker, read_worker
+from forebay_operator.reconcile.applying import Applier, Owner, check_ours
+from forebay_operator.reconcile.draining import Drainer
+from forebay_operator.reconcile.outcome import Outcome, Result
+from forebay_operator.reconcile.reporting import Reporter
+from forebay_operator.resources import (
+    ACCELERATOR_CLASS,
+    DEPLOYMENT,
+    DISRUPTION_BUDGET,
+    POD,
+    SERVICE,
+    WORKER_POOL,
+    Manifest,
+    annotations_of,
+    is_terminating,
+    name_of,
+    namespace_of,
+)
+from forebay_operator.rootcause import Cause, Reason
+from forebay_operator.status.worker_pool import PoolState, build_pool_status
+from forebay_operator.workers import read_loads
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerPoolReconciler:
+    """Reconciles one WorkerPool at a time."""
+
+    cluster: Cluster
+    applier: Applier
+    drainer: Drainer
+    reporter: Reporter
+    recorder: Recorder
+    http: httpx.AsyncClient
+    context: WorkerContext
+    drain_grace_s: float
+    now: Callable[[], datetime]
+
+    async def reconcile(self, key: ObjectKey) -> Outcome:
+        """Read, plan the drain, apply, report."""
+        pool = await self.cluster.get(WORKER_POOL, key.namespace, key.name)
+        if pool is None or is_terminating(pool):
+            return Outcome(Result.GONE)
+        spec = _parse(pool)
+        if isinstance(spec, Cause):
+            return Outcome(Result.UNCHANGED)
+        accelerator = await read_accelerator(self.cluster, spec.pool.accelerator)
+        deployment = await self.cluster.get(DEPLOYMENT, key.namespace, key.name)
+        pods = await self.cluster.list(POD, key.namespace, selector_labels(spec))
+        workers = [read_worker(pod) for pod in pods]
+        if isinstance(accelerator, Cause):
+            state = self._state(pool, spec, workers, deployment=deployment, blocked=accelerator)
+            return self._outcome(changed=await self._report(pool, state), plan=None)
+        check_ours(DEPLOYMENT, deployment, owner=pool)
+        plan = await self._plan(pool, spec, workers, deployment=deployment)
+        drained = await self.drainer.carry_out(pool, plan, now=self.now())
+        manifest = build_deployment(pool, spec, accelerator, context=self.context, replicas=plan.replicas)
+        stored, applied = await self._apply(pool, spec, manifest, deployment=deployment)
+        if drained:
+            pods = await self.cluster.list(POD, key.namespace, selector_labels(spec))
+            workers = [read_worker(pod) for pod in pods]
+        state = self._state(pool, spec, workers, deployment=stored, blocked=None)
+        reported = await self._report(pool, state)
+        return self._outcome(changed=drained or applied or reported, plan=plan)
+
+    async def _plan(
+        self, pool: Manifest, spec: WorkerPoolSpec, workers: Sequence[Worker], *, deployment: Manifest | None
+    ) -> DrainPlan:
+        """The drain plan; workers are asked for their load only when somebody has to leave."""
+        wanted = spec.replicas
+        current = deployment["spec"].get("replicas") if deployment else None
+        loads: Loads = {}
+        if current is not None and wanted < current:
+            loads = await read_loads(self.http, [worker for worker in workers if not worker.is_terminating])
+        if current is not None and wanted != current and wanted > current:
+            message = f"from {current} to {wanted} workers"
+            await self.recorder.record(WORKER_POOL, pool, kind=Kind.NORMAL, reason="ScalingUp", message=message)
+        times = DrainTimes(grace_s=self.drain_grace_s, timeout_s=drain_timeout_s(spec))
+        return plan_drain(wanted=wanted, current=current, workers=workers, loads=loads, times=times, now=self.now())
+
+    async def _apply(
+        self, pool: Manifest, spec: WorkerPoolSpec, manifest: Manifest, *, deployment: Manifest | None
+    ) -> tuple[Manifest, bool]:
+        """The stored Deployment, and whether it or another child changed."""
+        was_applied = (pool.get("status") or {}).get("observedGeneration") is not None
+        owner = Owner(WORKER_POOL, pool, was_applied=was_applied)
+        _, service_changed = await self.applier.apply(SERVICE, build_service(pool, spec), owner=owner)
+        budget = build_disruption_budget(pool, spec)
+        _, budget_changed = await self.applier.apply(DISRUPTION_BUDGET, budget, owner=owner)
+        stored, changed = await self.applier.apply_over(deployment, DEPLOYMENT, manifest, owner=owner)
+        return stored, changed or service_changed or budget_changed
+
+    def _state(
+        self,
+        pool: Manifest,
+        spec: WorkerPoolSpec,
+        workers: Sequence[Worker],
+        *,
+        deployment: Manifest | None,
+        blocked: Cause | None,
+    ) -> PoolState:
+        del pool
+        template = (deployment or {}).get("spec", {}).get("template", {"metadata": {}})
+        return PoolState(
+            wanted=spec.replicas,
+            template=annotations_of(template).get(TEMPLATE_ANNOTATION, ""),
+            revision=revision_of(spec.model, spec.engine),
+            selector=",".join(f"{key}={value}" for key, value in selector_labels(spec).items()),
+            workers=workers,
+            deployment=deployment,
+            blocked=blocked,
+        )
+
+    async def _report(self, pool: Manifest, state: PoolState) -> bool:
+        return await self.reporter.report(WORKER_POOL, pool, build_pool_status(pool, state, now=self.now()))
+
+    def _outcome(self, *, changed: bool, plan: DrainPlan | None) -> Outcome:
+        result = Result.CHANGED if changed else Result.UNCHANGED
+        return Outcome(result, retry_after_s=plan.retry_after_s if plan else None)
+
+
+async def read_accelerator(cluster: Cluster, name: str) -> AcceleratorClassSpec | Cause:
+    """The AcceleratorClass, or why there is none."""
+    found = await cluster.get(ACCELERATOR_CLASS, None, name)
+    if found is None:
+        message = f"AcceleratorClass {name} does not exist: create it, or name an existing one (kubectl get acc)"
+        return Cause(Reason.ACCELERATOR_NOT_FOUND, message)
+    try:
+        return AcceleratorClass.model_validate(found).spec
+    except ValidationError as e:
+        message = f"AcceleratorClass {name} is not valid: {'; '.join(violations(e))}"
+        return Cause(Reason.INVALID_SPEC, message)
+
+
+def _parse(pool: Manifest) -> WorkerPoolSpec | Cause:
+    try:
+        return WorkerPoolSpec.model_validate(pool["spec"])
+    except ValidationError as e:
+        where = f"{namespace_of(pool)}/{name_of(pool)}"
+        return Cause(Reason.INVALID_SPEC, f"WorkerPool {where} is not valid: {'; '.join(violations(e))}")

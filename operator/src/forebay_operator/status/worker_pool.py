@@ -1,0 +1,138 @@
+"""A WorkerPool's status.
+
+Readiness is judged by the pods' own template hash, not by the Deployment's counters: right after an edit the counters still
+speak of the old template, and `kubectl wait --for=condition=Ready` would return at once.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+
+from forebay_api.conditions import Condition, ConditionStatus, merge_conditions
+from forebay_api.names import PROGRESSING, READY
+from forebay_operator.pods import Worker
+from forebay_operator.resources import Manifest, name_of, namespace_of
+from forebay_operator.rootcause import Cause, Reason, worst
+
+REASON_LENGTH_MAX: Final = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class PoolState:
+    """Everything that a pool's status depends on."""
+
+    wanted: int
+    """spec.replicas."""
+    template: str
+    """Hash of the pod template that workers should have."""
+    revision: str
+    selector: str
+    workers: Sequence[Worker]
+    deployment: Manifest | None
+    """As stored after the apply; None while there is none."""
+    blocked: Cause | None = None
+    """Why the pool was not acted on, such as a missing AcceleratorClass."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolCounts:
+    """Workers by what they do."""
+
+    existing: int
+    serving: int
+    """Of any template."""
+    current: int
+    """Serving, made from the current template."""
+    draining: int
+    outdated: int
+    """Of another template and not gone yet."""
+
+
+def count_workers(state: PoolState) -> PoolCounts:
+    """The counts of a pool."""
+    workers = state.workers
+    return PoolCounts(
+        existing=len(workers),
+        serving=sum(worker.serves for worker in workers),
+        current=sum(worker.serves and worker.template == state.template for worker in workers),
+        draining=sum(worker.is_labelled_draining or worker.is_terminating for worker in workers),
+        outdated=sum(worker.template != state.template for worker in workers),
+    )
+
+
+def pool_cause(state: PoolState) -> Cause | None:
+    """The root cause of a pool's trouble, from its workers and its Deployment."""
+    return worst([*(worker.cause for worker in state.workers), _creation_cause(state.deployment)])
+
+
+def build_pool_status(owner: Manifest, state: PoolState, *, now: datetime) -> Manifest:
+    """The WorkerPool with its new status, ready to be applied to the status subresource."""
+    counts, cause = count_workers(state), pool_cause(state)
+    generation = owner["metadata"]["generation"]
+    conditions = [_ready(state, counts, cause), _progressing(state, counts, cause)]
+    previous = (owner.get("status") or {}).get("conditions") or []
+    status: dict[str, Any] = {
+        "observedGeneration": generation,
+        "replicas": counts.existing,
+        "ready": counts.serving,
+        "draining": counts.draining,
+        "selector": state.selector,
+        "revision": state.revision,
+        "conditions": merge_conditions(previous, conditions, generation=generation, now=now),
+    }
+    ready = conditions[0]
+    if ready.status is not ConditionStatus.TRUE or ready.reason != "AllWorkersReady":
+        status["reason"] = f"{ready.reason}: {ready.message}"[:REASON_LENGTH_MAX]
+    return {"metadata": {"name": name_of(owner), "namespace": namespace_of(owner)}, "status": status}
+
+
+def _ready(state: PoolState, counts: PoolCounts, cause: Cause | None) -> Condition:
+    shown = f"{counts.current}/{state.wanted} workers ready"
+    if counts.outdated:
+        more = f"; {cause.message}" if cause else ""
+        reason = cause.reason.value if cause else "RolloutInProgress"
+        return _false(READY, reason, f"{shown}, {counts.outdated} of the previous spec not gone yet{more}")
+    if counts.current >= state.wanted:
+        if state.wanted == 0:
+            return Condition(READY, ConditionStatus.TRUE, "ScaledToZero", "no worker is wanted")
+        return Condition(READY, ConditionStatus.TRUE, "AllWorkersReady", shown)
+    if cause:
+        return _false(READY, cause.reason.value, f"{shown}: {cause.message}")
+    if state.blocked and not counts.current:
+        return _false(READY, state.blocked.reason.value, f"{shown}: {state.blocked.message}")
+    if counts.current:
+        return Condition(READY, ConditionStatus.TRUE, "ScalingUp", f"{shown}, {_missing(state, counts)} starting")
+    return _false(READY, "Starting", f"{shown}, {_missing(state, counts)} starting")
+
+
+def _progressing(state: PoolState, counts: PoolCounts, cause: Cause | None) -> Condition:
+    if state.blocked:
+        return _false(PROGRESSING, state.blocked.reason.value, state.blocked.message)
+    if cause and counts.current < state.wanted:
+        return _false(PROGRESSING, cause.reason.value, cause.message)
+    if counts.outdated:
+        message = f"{counts.outdated} workers of the previous spec are being replaced"
+        return Condition(PROGRESSING, ConditionStatus.TRUE, "RollingOut", message)
+    if counts.current < state.wanted:
+        message = f"{_missing(state, counts)} of {state.wanted} workers are starting"
+        return Condition(PROGRESSING, ConditionStatus.TRUE, "ScalingUp", message)
+    if counts.draining:
+        message = f"{counts.draining} workers finish their requests and leave"
+        return Condition(PROGRESSING, ConditionStatus.TRUE, "Draining", message)
+    return Condition(PROGRESSING, ConditionStatus.TRUE, "Settled", "what runs is what is wanted")
+
+
+def _missing(state: PoolState, counts: PoolCounts) -> int:
+    return state.wanted - counts.current
+
+
+def _creation_cause(deployment: Manifest | None) -> Cause | None:
+    """Why pods could not even be created (a quota, a webhook), from the Deployment's ReplicaFailure condition."""
+    conditions = ((deployment or {}).get("status") or {}).get("conditions") or []
+    failure = next((one for one in conditions if one["type"] == "ReplicaFailure" and one["status"] == "True"), None)
+    return Cause(Reason.PODS_NOT_CREATED, str(failure.get("message", ""))) if failure else None
+
+
+def _false(condition_type: str, reason: str, message: str) -> Condition:
+    return Condition(condition_type, ConditionStatus.FALSE, reason, message)
