@@ -62,8 +62,8 @@ def test_prefill_and_decode_workers_share_each_request(system, serve, load, name
     with load(service, rate_rps=4, output_tokens=32) as run:
         run.wait_for(20)
     assert run.report.failed == 0, run.report.errors()
-    pods = {one["metadata"]["labels"]["forebay.dev/role"]: one["metadata"]["name"]
-            for one in system.get("pods", "-l", f"forebay.dev/model-service={service.name}", namespace=namespace)["items"]}  # fmt: skip
+    found = system.get("pods", "-l", f"forebay.dev/model-service={service.name}", namespace=namespace)["items"]
+    pods = {one["metadata"]["labels"]["forebay.dev/role"]: one["metadata"]["name"] for one in found}
     sent = len(run.report.records)
     from_prefill = 'vllm:prompt_tokens_by_source_total{engine="0",model_name="%s",source="external_kv_transfer"}'
     assert counter(system, pods["Prefill"], namespace, "vllm:generation_tokens_total") == sent  # one token a request
