@@ -87,6 +87,11 @@ class ClientConnections:
         for connection in tuple(self.live):
             connection.close_if_idle()
 
+    async def finished(self) -> None:
+        """Return when no request is being answered."""
+        while self.tasks:
+            await asyncio.wait(self.tasks)
+
     def sweep(self, now_s: float, *, idle_s: float, request_s: float) -> None:
         """Close connections that are idle, or that take too long to send a request."""
         for connection in tuple(self.live):
@@ -109,16 +114,16 @@ class ClientConnection(asyncio.Protocol):
         "_held",
         "_idle_since_s",
         "_in_head",
+        "_on_pause",
+        "_on_resume",
         "_parser",
         "_parsing",
+        "_paused",
         "_receiving",
         "_resumed",
         "_shared",
-        "_task",
         "_target",
-        "_on_pause",
-        "_on_resume",
-        "_paused",
+        "_task",
         "transport",
     )
 
@@ -268,9 +273,8 @@ class ClientConnection(asyncio.Protocol):
         if version not in {"1.1", "1.0"}:
             return errors.bad_http(f"version {version} is not HTTP/1.0 or HTTP/1.1")
         size = len(request.target)
-        hosts = 0
+        hosts = codings = length = 0
         self._chunked = False
-        length = 0
         for name, value in request.headers:
             size += len(name) + len(value) + 4
             if name == b"host":
@@ -278,17 +282,19 @@ class ClientConnection(asyncio.Protocol):
             elif name == b"content-length":
                 length = int(value)
             elif name == b"transfer-encoding":
-                if value.lower() != b"chunked" or request.http_10 or self._chunked:
-                    return errors.bad_http("the only transfer coding accepted is chunked, once, with HTTP/1.1")
-                self._chunked = True
+                codings += 1
+                self._chunked = value.lower() == b"chunked"
             elif name == b"expect":
                 self._continue_due = value.lower() == b"100-continue" and not request.http_10
-        if size > self._shared.limits.head_bytes:
-            return errors.head_too_large(self._shared.limits.head_bytes)
+        limits = self._shared.limits
+        if codings and (codings > 1 or not self._chunked or request.http_10):
+            return errors.bad_http("the only transfer coding accepted is chunked, once, with HTTP/1.1")
+        if size > limits.head_bytes:
+            return errors.head_too_large(limits.head_bytes)
         if hosts > 1 or (hosts == 0 and not request.http_10):
             return errors.bad_http("exactly one Host header is required")
-        if length > self._shared.limits.body_bytes:
-            return errors.body_too_large(self._shared.limits.body_bytes)
+        if length > limits.body_bytes:
+            return errors.body_too_large(limits.body_bytes)
         if self._continue_due:
             self._continue(has_body=length > 0 or self._chunked)
         return None
@@ -391,6 +397,11 @@ class ClientConnection(asyncio.Protocol):
             transport.write_eof()
         transport.resume_reading()
         asyncio.get_running_loop().call_later(LINGER_S, transport.close)
+
+    @property
+    def connected(self) -> bool:
+        """The client is still there."""
+        return self.transport is not None
 
     def close_if_idle(self) -> None:
         """Close unless a request is being received or answered."""

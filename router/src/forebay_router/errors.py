@@ -52,6 +52,8 @@ class FailureReason(StrEnum):
     """No worker became ready within the time a request is held."""
     QUEUE_FULL = "queue_full"
     """Too many requests were held already."""
+    SHUTDOWN = "shutdown"
+    """The router stopped before the request had ended."""
     ROUTER_ERROR = "router_error"
     """A fault of the router itself."""
 
@@ -195,6 +197,18 @@ def queue_full(model: str, retry_after_s: int) -> RequestRefused:
     )
 
 
+def shutting_down() -> RequestRefused:
+    """The router's drain limit is over."""
+    return RequestRefused(
+        503,
+        "The router is shutting down; send the request again.",
+        type="service_unavailable",
+        code="shutdown",
+        retry_after_s=1,
+        reason=FailureReason.SHUTDOWN,
+    )
+
+
 def router_fault(request_id: str) -> RequestRefused:
     """A fault of the router itself; details are in its log under the request id."""
     return RequestRefused(
@@ -214,6 +228,7 @@ _FAILURE_STATUS = {
     FailureReason.RESET: (502, "The worker closed the connection before answering."),
     FailureReason.CUT_OFF: (502, "The worker's answer ended before it was complete."),
     FailureReason.ABORTED: (503, "The worker stopped this answer before it was complete."),
+    FailureReason.SHUTDOWN: (503, "The router is shutting down."),
     FailureReason.BAD_ANSWER: (502, "The worker's answer could not be understood."),
 }
 

@@ -58,7 +58,8 @@ class Pending(Generic[Place]):
         self.wake(service)
         try:
             async with asyncio.timeout(timeout_s):
-                return await waiter.future
+                place: Place = await waiter.future
+                return place
         except TimeoutError as error:
             self._give_back(waiter)
             raise errors.no_worker(model, retry_after_s) from error

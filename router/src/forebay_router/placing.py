@@ -9,6 +9,7 @@ import time
 from dataclasses import dataclass, field
 from random import Random
 from types import TracebackType
+from typing import Self
 
 from forebay_router import errors
 from forebay_router.choose import Candidate, Choice, Demand, choose
@@ -51,7 +52,7 @@ class Place:
         self.prefilled()
         self.lease.release()
 
-    def __enter__(self) -> "Place":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

@@ -40,7 +40,6 @@ from forebay_router.upstream import Upstreams
 log = logging.getLogger(__name__)
 
 LISTEN_BACKLOG = 2048
-DRAIN_POLL_S = 0.05
 
 
 def build_router(settings: Settings) -> Router:
@@ -49,9 +48,9 @@ def build_router(settings: Settings) -> Router:
     tools = Tools(
         placing=Placing(
             table=table,
-            rng=random.Random(),
+            rng=random.Random(),  # noqa: S311 - ties between workers
             hold_limit=settings.hold_limit,
-            hold_s=settings.hold_timeout_s,  # noqa: S311
+            hold_s=settings.hold_timeout_s,
         ),
         upstreams=Upstreams(connect_timeout_s=settings.connect_timeout_s, idle_s=settings.upstream_idle_s),
         access_log=AccessLog(settings.access_log),
@@ -145,12 +144,13 @@ class Process:
         await self._wait(self.settings.shutdown_delay_s)
         server.close()
         connections.drain()
-        deadline_s = asyncio.get_running_loop().time() + self.settings.drain_limit_s
-        while connections.tasks and not self.hurry.is_set() and asyncio.get_running_loop().time() < deadline_s:
-            await asyncio.sleep(DRAIN_POLL_S)
-        left = list(connections.tasks)
-        for task in left:
+        waits = [asyncio.create_task(connections.finished()), asyncio.create_task(self.hurry.wait())]
+        await asyncio.wait(waits, timeout=self.settings.drain_limit_s, return_when=asyncio.FIRST_COMPLETED)
+        for task in waits:
             task.cancel()
+        left = list(connections.tasks)
+        for running in left:
+            running.cancel()
         await asyncio.gather(*left, return_exceptions=True)
         log.info("drained", extra={"cut_off": len(left)})
 

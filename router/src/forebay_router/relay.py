@@ -323,7 +323,7 @@ class Exchange:
             record.reason = FailureReason.WORKER_ERROR
 
     def _end(self, answer: Answer) -> None:
-        """The worker's answer has ended: was it whole?"""
+        """The worker's answer has ended; see whether it was whole."""
         scanner = answer.scanner
         failed = None
         if scanner is not None:
@@ -412,6 +412,10 @@ class Exchange:
             record.usage = scanner.usage()
 
     def _note_left(self) -> None:
+        """Cancelled: the client has left, or the router gives up its drain."""
+        if self.client.connected:
+            self._refuse(errors.shutting_down())
+            return
         self.record.outcome, self.record.reason = Outcome.CLIENT_LEFT, None
         if not self.begun:
             self.record.status = 499

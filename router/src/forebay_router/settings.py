@@ -233,9 +233,9 @@ _DESCRIPTION = """Sends each request for a language model to the worker that wil
   forebay-router --workers http://10.0.0.1:8000 http://10.0.0.2:8000
   forebay-router --prefill-workers http://10.0.0.1:8000 --decode-workers http://10.0.0.2:8000
   forebay-router --kubernetes --namespace models"""
-_EPILOG = f"""Each flag can be given as an environment variable: {ENVIRONMENT_PREFIX} and its name in capitals, with _ for -, such
-as {ENVIRONMENT_PREFIX}HOLD_TIMEOUT=10s; several values are separated by spaces. A flag wins over its variable. TIME is a number with
-ms, s, m or h. SIZE is a number with KiB, MiB or GiB."""
+_EPILOG = f"""Each flag can be given as an environment variable: {ENVIRONMENT_PREFIX} and its name in capitals, with _ for -,
+such as {ENVIRONMENT_PREFIX}HOLD_TIMEOUT=10s; several values are separated by spaces. A flag wins over its variable.
+TIME is a number with ms, s, m or h. SIZE is a number with KiB, MiB or GiB."""
 
 
 def _help(option: Option) -> str:

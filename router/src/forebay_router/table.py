@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import TracebackType
-from typing import Any, NewType
+from typing import Any, NewType, Self
 
 from forebay_api.modelservice import Role
 from forebay_api.objective import Objective
@@ -172,7 +172,7 @@ class Lease:
         """End the claim."""
         self._table.release(self)
 
-    def __enter__(self) -> "Lease":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

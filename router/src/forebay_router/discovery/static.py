@@ -11,15 +11,14 @@ told of yet is held, not refused.
 import asyncio
 import logging
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
 
 from forebay_api.modelservice import Role
 from forebay_api.objective import Objective
+from forebay_router.discovery.cards import Cards, read_cards
 from forebay_router.table import ServiceKey, ServiceSpec, Timeouts, WorkerSpec, WorkerState, WorkerTable, WorkerUid
 
 log = logging.getLogger(__name__)
@@ -63,7 +62,7 @@ class _Known:
     address: Address
     generation: int = 0
     uid: WorkerUid | None = None
-    cards: tuple[Mapping[str, Any], ...] | None = None
+    cards: Cards | None = None
     answered: bool = False
 
 
@@ -109,7 +108,7 @@ class StaticDiscovery:
         while True:
             try:
                 healthy = await self._probe(known, client)
-            except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
+            except (httpx.HTTPError, ValueError) as error:
                 self.failures += 1
                 log.debug("probe of %s failed: %r", known.address.url, error)
                 healthy = False
@@ -123,11 +122,7 @@ class StaticDiscovery:
         if health.status_code != 200:
             return False
         if known.uid is None:
-            listed = (await client.get(known.address.url + "/v1/models")).raise_for_status().json()["data"]
-            cards = tuple(card for card in listed if isinstance(card.get("id"), str))
-            if not cards:
-                raise ValueError("the worker lists no model")
-            known.cards = cards
+            known.cards = await read_cards(client, known.address.url)
         return True
 
     def _note(self, known: _Known, *, healthy: bool) -> None:
@@ -147,7 +142,7 @@ class StaticDiscovery:
         assert known.cards is not None  # noqa: S101
         known.generation += 1
         uid = WorkerUid(f"{known.address.url}#{known.generation}")
-        key = self._put_service(known.cards, known.address)
+        key = self._put_service(known.cards)
         spec = WorkerSpec(
             uid=uid,
             name=known.address.url,
@@ -163,7 +158,7 @@ class StaticDiscovery:
         known.uid = uid
         log.info("worker is ready", extra={"worker": known.address.url, "service": str(key)})
 
-    def _put_service(self, cards: tuple[Mapping[str, Any], ...], address: Address) -> ServiceKey:
+    def _put_service(self, cards: Cards) -> ServiceKey:
         """The service of a worker's base model; names that it serves are added to the service's."""
         base = next((card for card in cards if not card.get("parent")), cards[0])
         key = ServiceKey(LOCAL_NAMESPACE, str(base["id"]))
