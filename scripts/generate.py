@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 def crds() -> dict[str, str]:
     """The CRDs, where the chart's template reads them."""
-    return {f"charts/forebay/files/crds/{one.plural}.yaml": render_crd(one) for one in DEFINITIONS}
+    return {f"charts/forebay/crds/{one.plural}.yaml": render_crd(one) for one in DEFINITIONS}
 
 
 GENERATORS: tuple[Callable[[], dict[str, str]], ...] = (crds,)

@@ -15,5 +15,5 @@ ROOT = Path(__file__).resolve().parents[2]
 def server(kubernetes_cluster: Any) -> Iterator[api_server.ApiServer]:
     """The API server with the CRDs as the chart has them."""
     with api_server.connect(kubectl=kubernetes_cluster.kubectl, kubeconfig=kubernetes_cluster.kubeconfig) as made:
-        api_server.install_crds(made, ROOT / "charts/forebay/files/crds")
+        api_server.install_crds(made, ROOT / "charts/forebay/crds")
         yield made
