@@ -19,7 +19,7 @@ from forebay_simulator.engine.generation import Generation
 from forebay_simulator.engine.recorder import Recorder
 from forebay_simulator.engine.request import FinishReason, Phase, Request
 from forebay_simulator.engine.scheduler import Scheduler, Step
-from forebay_simulator.engine.text import Vocabulary
+from forebay_simulator.engine.text import Answer, Vocabulary
 
 CATCH_UP_MAX_S = 0.25
 """The furthest behind its plan that the engine tries to catch up with."""
@@ -227,6 +227,8 @@ class EngineCore:
 
     def _deliver(self, generation: Generation, now: float) -> None:
         request = generation.request
+        if request.output_tokens == 1 and self.scheduler.pool.tainted:
+            self._taste(generation)
         word = generation.answer.next()
         generation.tokens.ids.append(self.vocabulary.ids[word])
         self.recorder.token(request, now)
@@ -240,6 +242,14 @@ class EngineCore:
         self.recorder.finished(request)
         generation.listener.on_finish(generation, word)
         self._after_end()
+
+    def _taste(self, generation: Generation) -> None:
+        """Answer from wrong content when any block of the prompt holds it."""
+        tainted = self.scheduler.pool.tainted
+        for block_id in generation.request.block_ids:
+            if block_id in tainted:
+                generation.answer = Answer(tainted[block_id])
+                return
 
     def _fetch(self, request: Request) -> None:
         generation = self.generations[request.request_id]

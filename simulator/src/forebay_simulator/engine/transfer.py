@@ -27,7 +27,6 @@ from forebay_simulator.engine.model import ServedModel
 from forebay_simulator.engine.request import Phase, Request
 from forebay_simulator.engine.settings import VERSION, TransferSettings
 from forebay_simulator.engine.side_channel import Peer, PeerLostError, Read, SideChannel, shake_hands
-from forebay_simulator.engine.text import Answer
 
 CONNECTOR_VERSION = 14
 HANDSHAKE_TIMEOUT_S = 5.0
@@ -253,9 +252,8 @@ class Transfer:
         return None
 
     def _taint(self, generation: Generation) -> None:
-        """Wrong KV was loaded: another answer comes of it, and the blocks stay wrong in the prefix cache."""
+        """Wrong KV was loaded: the answer comes of it, and the blocks stay wrong in the prefix cache."""
         mark = int.from_bytes(hashlib.sha256(generation.request.request_id.encode()).digest()[:8], "big")
-        generation.answer = Answer(mark)
         for block_id in generation.request.block_ids:
             self._core.scheduler.pool.tainted[block_id] = mark
 

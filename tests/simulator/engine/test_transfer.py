@@ -1,0 +1,186 @@
+"""Prefill and decode as two engines, with every way the hand-over can fail."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+
+import httpx
+import pytest
+
+from .process import CLIENT, EngineProcess, free_port, running
+
+PROMPT = "cache system model message queue " * 40
+PREFILL = {"do_remote_decode": True, "do_remote_prefill": False}
+
+
+def _flags(role: str, policy: str = "fail", lease_s: float = 30, block_size: int = 16) -> tuple[str, ...]:
+    config = {
+        "kv_connector": "NixlConnector",
+        "kv_role": role,
+        "kv_load_failure_policy": policy,
+        "kv_connector_extra_config": {"kv_lease_duration": lease_s},
+    }
+    return (
+        "--enable-prompt-tokens-details", "--max-model-len", "4096", "--block-size", str(block_size),
+        "--kv-transfer-config", json.dumps(config),
+    )  # fmt: skip
+
+
+def _engine(*flags: str, **more: str):
+    port = str(free_port())
+    return running(*flags, VLLM_NIXL_SIDE_CHANNEL_HOST="127.0.0.1", VLLM_NIXL_SIDE_CHANNEL_PORT=port, **more)
+
+
+def _prefill(engine: EngineProcess, text: str = PROMPT) -> dict:
+    answer = engine.chat(text, max_tokens=1, kv_transfer_params=PREFILL)
+    assert answer.status_code == 200
+    return answer.json()["kv_transfer_params"]
+
+
+def _decode(engine: EngineProcess, params: dict, text: str = PROMPT, **fields: object) -> httpx.Response:
+    return engine.chat(text, max_tokens=12, kv_transfer_params=params, **fields)
+
+
+def test_two_legs_answer_as_one_engine_does_and_every_counter_shows_it():
+    with _engine(*_flags("kv_producer")) as prefill, _engine(*_flags("kv_consumer")) as decode:
+        alone = prefill.chat(PROMPT, max_tokens=12).json()
+        params = _prefill(prefill)
+        tokens = alone["usage"]["prompt_tokens"]
+        assert params["remote_num_tokens"] == tokens
+        assert params["remote_prefill_cached_tokens"] == (tokens - 1) // 16 * 16
+        blocks = -(-tokens // 16)
+        assert len(params["remote_block_ids"][0]) == blocks
+        assert prefill.metric("vllm:kv_cache_usage_perc") > 0
+        answer = _decode(decode, params).json()
+        assert answer["choices"][0]["message"]["content"] == alone["choices"][0]["message"]["content"]
+        assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == params["remote_prefill_cached_tokens"]
+        assert answer["usage"]["prompt_tokens_details"]["created_cache_tokens"] == 0
+        assert answer["kv_transfer_params"] is None
+        prefill.eventually("vllm:kv_cache_usage_perc", 0)
+        assert prefill.metric("vllm:nixl_num_notifications_after_expiry_total") == 0
+        assert decode.metric("vllm:prompt_tokens_by_source_total", source="external_kv_transfer") == tokens
+        assert decode.metric("vllm:prompt_tokens_by_source_total", source="local_compute") == 0
+        assert decode.metric("vllm:prompt_tokens_cached_by_source_total", source="p2p") == tokens
+        assert decode.metric("vllm:external_prefix_cache_hits_total") == tokens
+        assert decode.metric("vllm:nixl_xfer_time_seconds_count") == 1
+        assert decode.metric("vllm:nixl_bytes_transferred_sum") == tokens * 128 * 1024
+        assert prefill.metric("vllm:request_success_total", finished_reason="length") == 2
+
+
+def test_a_streamed_prefill_says_nothing_and_holds_its_blocks_for_nothing():
+    with _engine(*_flags("kv_producer", lease_s=0.5)) as prefill:
+        answer = prefill.chat(PROMPT, max_tokens=1, stream=True, kv_transfer_params=PREFILL)
+        assert "kv_transfer_params" not in answer.text
+        assert prefill.metric("vllm:kv_cache_usage_perc") > 0
+        prefill.eventually("vllm:nixl_num_kv_expired_reqs_total", 1, timeout_s=2)
+        assert prefill.metric("vllm:kv_cache_usage_perc") == 0
+
+
+def test_a_prefill_of_several_tokens_hands_over_what_it_computed():
+    with _engine(*_flags("kv_producer")) as prefill:
+        answer = prefill.chat("hi", max_tokens=3, kv_transfer_params=PREFILL).json()
+        params = answer["kv_transfer_params"]
+        assert params["remote_num_tokens"] == answer["usage"]["prompt_tokens"] + 2
+        assert "remote_prefill_cached_tokens" not in params
+
+
+def test_stale_params_are_answered_from_wrong_content_which_stays_in_the_cache():
+    small = ("--num-gpu-blocks-override", "260")
+    with (
+        _engine(*_flags("kv_producer", lease_s=0.3), *small) as prefill,
+        _engine(*_flags("kv_consumer")) as decode,
+    ):
+        right = prefill.chat(PROMPT, max_tokens=12).json()["choices"][0]["message"]["content"]
+        params = _prefill(prefill)
+        prefill.eventually("vllm:nixl_num_kv_expired_reqs_total", 1, timeout_s=2)
+        for number in range(5):
+            prefill.chat(f"other {number} " * 600, max_tokens=1)
+        answer = _decode(decode, params)
+        assert answer.status_code == 200
+        wrong = answer.json()["choices"][0]["message"]["content"]
+        assert wrong != right
+        again = decode.chat(PROMPT, max_tokens=12).json()
+        assert again["choices"][0]["message"]["content"] == wrong
+        assert again["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
+        prefill.eventually("vllm:nixl_num_notifications_after_expiry_total", 1, timeout_s=2)
+
+
+def test_params_used_twice_are_right_while_the_blocks_keep_their_content():
+    with _engine(*_flags("kv_producer")) as prefill, _engine(*_flags("kv_consumer")) as decode:
+        params = _prefill(prefill)
+        first, second = (_decode(decode, params).json()["choices"][0]["message"]["content"] for _ in range(2))
+        assert first == second
+
+
+@pytest.mark.parametrize(("policy", "status"), [("fail", 500), ("recompute", 200)])
+def test_failures_end_as_the_policy_says(policy, status):
+    """Nobody listens, wrong engine id, prefill killed after a handshake: 500, or computed anew without a word."""
+    with _engine(*_flags("kv_producer")) as prefill, _engine(*_flags("kv_consumer", policy)) as decode:
+        params = _prefill(prefill)
+        begun = time.monotonic()
+        assert _decode(decode, {**params, "remote_port": free_port()}).status_code == status
+        assert 4.5 < time.monotonic() - begun < 7
+        begun = time.monotonic()
+        strange = {**params, "remote_engine_id": "0000"}
+        assert _decode(decode, strange, "another " * 50).status_code == status
+        assert _decode(decode, params, PROMPT).status_code == 200
+        prefill.process.send_signal(signal.SIGKILL)
+        prefill.process.wait()
+        assert _decode(decode, params, "a third " * 50).status_code == status
+        assert time.monotonic() - begun < 1.5
+        assert decode.metric("vllm:nixl_num_failed_transfers_total") == 3
+        assert decode.metric("vllm:request_success_total", finished_reason="error") == (3 if status == 500 else 0)
+        assert decode.get("/health").status_code == 200
+        assert decode.chat(max_tokens=1).status_code == 200
+        assert decode.metric("vllm:kv_cache_usage_perc") == 0
+
+
+@pytest.mark.parametrize(
+    ("prefill_flags", "decode_flags", "status"),
+    [
+        (_flags("kv_producer"), _flags("kv_consumer", block_size=32), 200),
+        (_flags("kv_producer", block_size=32), _flags("kv_consumer"), 500),
+        ((*_flags("kv_producer"), "--kv-cache-dtype", "fp8"), _flags("kv_consumer"), 500),
+        (_flags("kv_producer"), (*_flags("kv_consumer"), "-tp", "2"), 200),
+    ],
+    ids=["decode blocks larger", "decode blocks smaller", "other cache format", "other tensor size"],
+)
+def test_unlike_engines(prefill_flags, decode_flags, status):
+    with _engine(*prefill_flags) as prefill, _engine(*decode_flags) as decode:
+        assert _decode(decode, _prefill(prefill)).status_code == status
+
+
+def test_larger_decode_blocks_give_wrong_text_without_an_error():
+    with _engine(*_flags("kv_producer")) as prefill, _engine(*_flags("kv_consumer", block_size=32)) as decode:
+        right = prefill.chat(PROMPT, max_tokens=12).json()["choices"][0]["message"]["content"]
+        assert _decode(decode, _prefill(prefill)).json()["choices"][0]["message"]["content"] != right
+
+
+def test_another_model_path_is_another_model():
+    flags = _flags("kv_producer"), _flags("kv_consumer")
+    other = {"model": "meta-llama/Llama-3.1-8B-Instruct"}
+    with _engine(*flags[0]) as prefill, _engine(*flags[1], "--served-model-name", "llama-3.1-8b", **other) as decode:
+        assert _decode(decode, _prefill(prefill)).status_code == 500
+
+
+def test_a_waiting_fetch_shows_as_deferred_and_ends_when_its_client_leaves():
+    with _engine(*_flags("kv_producer")) as prefill, _engine(*_flags("kv_consumer")) as decode:
+        params = {**_prefill(prefill), "remote_port": free_port()}
+        with pytest.raises(httpx.ReadTimeout):
+            CLIENT.post(
+                decode.url + "/v1/completions",
+                json={"prompt": PROMPT, "kv_transfer_params": params},
+                timeout=httpx.Timeout(0.5),
+            )
+        decode.eventually("vllm:num_requests_waiting", 0, timeout_s=0.5)
+        assert decode.metric("vllm:kv_cache_usage_perc") == 0
+        assert decode.get("/health").status_code == 200
+
+
+def test_params_without_a_connector_are_ignored():
+    with running("--max-model-len", "4096") as engine:
+        answer = engine.chat(max_tokens=1, kv_transfer_params=PREFILL)
+        assert answer.status_code == 200
+        assert answer.json()["kv_transfer_params"] is None
