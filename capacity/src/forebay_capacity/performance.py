@@ -18,7 +18,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from forebay_capacity.batch import BATCHED_TOKENS, prefill_seconds
+from forebay_capacity.batch import BATCHED_TOKENS, decode_seconds, prefill_seconds
 from forebay_capacity.lanes import DecodeLane, Lane, mixed_lane, step_with_prompts_s
 from forebay_capacity.layouts import Layout, MixedLayout, PoolSize, SplitLayout
 from forebay_capacity.memory import sequences_at
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from forebay_api.objective import Objective
-
     from forebay_capacity.worker import Worker
     from forebay_capacity.workload import Workload
 
@@ -85,10 +84,29 @@ OVERLOADED = Performance(
 
 def evaluate(layout: Layout, workload: Workload, objective: Objective, serving: Serving | None = None) -> Performance:
     """How the layout serves the workload."""
-    settings = serving or Serving()
-    if isinstance(layout, MixedLayout):
-        return _mixed_performance(layout, workload, objective, settings)
-    return _split_performance(layout, workload, objective, settings)
+    sides = _sides(layout, workload, serving or Serving())
+    return OVERLOADED if sides is None else _performance(*sides, workload, objective)
+
+
+def attainment(layout: Layout, workload: Workload, objective: Objective, serving: Serving | None = None) -> float:
+    """`evaluate(...).attainment` alone, for searches: a good part cheaper."""
+    sides = _sides(layout, workload, serving or Serving())
+    return 0.0 if sides is None else _attainment(*sides, workload, objective)
+
+
+def fewest_replicas(worker: Worker, workload: Workload, serving: Serving, *, prefill: bool, decode: bool) -> int | None:
+    """Workers below which a queue grows without end, for a pool that does either or both; None when none suffice."""
+    timer = timer_of(worker, serving.calibration)
+    lanes = 1.0
+    if prefill:
+        lanes = max(lanes, workload.rate_per_s * _marginal_prefill_s(timer, workload, serving.batched_tokens, 0))
+    if decode:
+        cap = lane_cap(worker, workload, serving)
+        if cap < 1:
+            return None
+        step_s = decode_seconds(timer, cap, workload.decode_context_tokens)
+        lanes = max(lanes, workload.rate_per_s * max(1, workload.output_tokens - 1) * step_s / cap)
+    return math.ceil(lanes / worker.lanes)
 
 
 def lane_cap(worker: Worker, workload: Workload, serving: Serving) -> int:
@@ -109,7 +127,7 @@ class _DecodeSide:
 
     def per_lane(self, sequences: int) -> float:
         """Sequences in the lane of a request that finds so many in the pool, itself included."""
-        return min(self.cap, (sequences + 1) / self.lanes) if self.lanes > 1 else min(self.cap, sequences + 1)
+        return min(float(self.cap), max(1.0, (sequences + 1) / self.lanes))
 
     def slot_wait_s(self, sequences: int) -> float:
         """Wait for a slot of a request that finds so many in the pool."""
@@ -142,29 +160,38 @@ def _decode_side(lane: Lane, lanes: int, cap: int, workload: Workload) -> _Decod
     if cap < 1:
         return None
     steps = max(1, workload.output_tokens - 1)
-    served = concurrency(lambda n: workload.rate_per_s * steps * lane.step_s(n / lanes), lanes * cap)
+    # Fewer sequences than lanes sit one in a lane, and the rest of the lanes idle.
+    served = concurrency(lambda n: workload.rate_per_s * steps * lane.step_s(max(1.0, n / lanes)), lanes * cap)
     if served is None:
         return None
     return _DecodeSide(lane, lanes, cap, served, slot_s=steps * lane.step_s(cap) / (lanes * cap))
 
 
-def _split_performance(layout: SplitLayout, workload: Workload, objective: Objective, serving: Serving) -> Performance:
+def _sides(layout: Layout, workload: Workload, serving: Serving) -> tuple[_DecodeSide, _PrefillSide] | None:
+    """Both halves of the layout in equilibrium; None when either is overloaded or nothing fits."""
+    if isinstance(layout, MixedLayout):
+        sides = _mixed_sides(layout, workload, serving)
+    else:
+        sides = _split_sides(layout, workload, serving)
+    return None if sides is None or sides[1].queue.utilization >= 1 else sides
+
+
+def _split_sides(layout: SplitLayout, workload: Workload, serving: Serving) -> tuple[_DecodeSide, _PrefillSide] | None:
     worker = layout.decode.worker
     lane = DecodeLane(timer_of(worker, serving.calibration), workload.decode_context_tokens)
     decode = _decode_side(lane, layout.decode.lanes, lane_cap(worker, workload, serving), workload)
     if decode is None:
-        return OVERLOADED
+        return None
     first_step_s = lane.step_s(decode.served.mean / decode.lanes + 1)
     handover_s = _transfer_s(layout, workload, serving) + first_step_s
-    prefill = _prefill_side(layout.prefill, workload, serving, sequences=0.0, extra_s=handover_s)
-    return _performance(decode, prefill, workload, objective)
+    return decode, _prefill_side(layout.prefill, workload, serving, sequences=0.0, extra_s=handover_s)
 
 
-def _mixed_performance(layout: MixedLayout, workload: Workload, objective: Objective, serving: Serving) -> Performance:
+def _mixed_sides(layout: MixedLayout, workload: Workload, serving: Serving) -> tuple[_DecodeSide, _PrefillSide] | None:
     pool = layout.mixed
     cap = lane_cap(pool.worker, workload, serving)
     if cap < 1:
-        return OVERLOADED
+        return None
     lane = mixed_lane(
         timer_of(pool.worker, serving.calibration),
         workload,
@@ -174,12 +201,11 @@ def _mixed_performance(layout: MixedLayout, workload: Workload, objective: Objec
     )
     decode = _decode_side(lane, pool.lanes, cap, workload)
     if decode is None:
-        return OVERLOADED
+        return None
     batch = min(cap, decode.served.mean / pool.lanes)
     # The step under way when the prompt arrives; an idle lane has none.
-    current_s = lane.step_s(batch) * min(1.0, batch)
-    prefill = _prefill_side(pool, workload, serving, sequences=batch, extra_s=current_s)
-    return _performance(decode, prefill, workload, objective)
+    current_s = lane.step_s(max(1.0, batch)) * min(1.0, batch)
+    return decode, _prefill_side(pool, workload, serving, sequences=batch, extra_s=current_s)
 
 
 def _prefill_side(
@@ -230,35 +256,44 @@ def _transfer_s(layout: SplitLayout, workload: Workload, serving: Serving) -> fl
 
 
 def _performance(decode: _DecodeSide, prefill: _PrefillSide, workload: Workload, objective: Objective) -> Performance:
-    if prefill.queue.utilization >= 1:
-        return OVERLOADED
-    decodes = workload.output_tokens > 1
-
-    def ttft(seconds: float) -> float:
-        return _mean(decode.served, lambda n: 1 - prefill.exceeds(seconds - decode.slot_wait_s(n)))
-
-    def tpot(seconds: float) -> float:
-        if not decodes:
-            return 1.0
-        return _mean(decode.served, lambda n: decode.lane.meets(decode.per_lane(n), seconds))
-
-    both = _mean(
-        decode.served,
-        lambda n: (
-            (1 - prefill.exceeds(objective.ttft_s - decode.slot_wait_s(n)))
-            * (decode.lane.meets(decode.per_lane(n), objective.tpot_s) if decodes else 1.0)
-        ),
-    )
     return Performance(
-        attainment=both,
-        ttft_attainment=ttft(objective.ttft_s),
-        tpot_attainment=tpot(objective.tpot_s),
-        ttft_s=_quantile(ttft, objective.target),
-        tpot_s=_quantile(tpot, objective.target) if decodes else 0.0,
+        attainment=_attainment(decode, prefill, workload, objective),
+        ttft_attainment=_ttft_chance(decode, prefill, objective.ttft_s),
+        tpot_attainment=_tpot_chance(decode, workload, objective.tpot_s),
+        ttft_s=_quantile(lambda seconds: _ttft_chance(decode, prefill, seconds), objective.target),
+        tpot_s=_quantile(lambda seconds: _tpot_chance(decode, workload, seconds), objective.target)
+        if workload.output_tokens > 1
+        else 0.0,
         batch=decode.served.mean / decode.lanes,
         batch_max=decode.cap,
         prefill_utilization=prefill.queue.utilization,
     )
+
+
+def _attainment(decode: _DecodeSide, prefill: _PrefillSide, workload: Workload, objective: Objective) -> float:
+    return _mean(
+        decode.served,
+        lambda n: (
+            _ttft_chance_at(decode, prefill, n, objective.ttft_s)
+            * _tpot_chance_at(decode, workload, n, objective.tpot_s)
+        ),
+    )
+
+
+def _ttft_chance(decode: _DecodeSide, prefill: _PrefillSide, seconds: float) -> float:
+    return _mean(decode.served, lambda n: _ttft_chance_at(decode, prefill, n, seconds))
+
+
+def _tpot_chance(decode: _DecodeSide, workload: Workload, seconds: float) -> float:
+    return _mean(decode.served, lambda n: _tpot_chance_at(decode, workload, n, seconds))
+
+
+def _ttft_chance_at(decode: _DecodeSide, prefill: _PrefillSide, sequences: int, seconds: float) -> float:
+    return 1 - prefill.exceeds(seconds - decode.slot_wait_s(sequences))
+
+
+def _tpot_chance_at(decode: _DecodeSide, workload: Workload, sequences: int, seconds: float) -> float:
+    return decode.lane.meets(decode.per_lane(sequences), seconds) if workload.output_tokens > 1 else 1.0
 
 
 def _mean(served: Concurrency, value: Callable[[int], float]) -> float:

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 NEGLIGIBLE = 1e-12
 STATES_MAX = 200_000
@@ -42,7 +42,7 @@ def poisson_at_most(count: int, mean: float) -> float:
     """Chance that a Poisson variable is at most `count`; by the normal approximation for large means."""
     if count < 0:
         return 0.0
-    if mean > 400:
+    if mean > 150:
         return 0.5 * math.erfc((mean - count - 0.5) / math.sqrt(2 * mean))
     term, total = math.exp(-mean), 0.0
     for value in range(count + 1):
@@ -76,26 +76,26 @@ class PromptQueue:
     marginal_s: float
     """Time one more prompt adds where steps are full; at most `alone_s`."""
 
-    @property
-    def utilization(self) -> float:
-        """Load of a lane; at 1 or above the queue grows without end."""
-        return self.arrivals_per_s * self.marginal_s / self.lanes
+    utilization: float = field(init=False)
+    """Load of a lane; at 1 or above the queue grows without end."""
+    busy: float = field(init=False)
+    """Chance that a prompt has to wait."""
+    scale_s: float = field(init=False)
+    """Mean wait of those that wait; infinite when overloaded."""
 
-    @property
-    def busy(self) -> float:
-        """Chance that a prompt has to wait."""
-        return erlang_c(self.lanes, self.arrivals_per_s * self.alone_s)
+    def __post_init__(self) -> None:
+        """Work out once what every question needs."""
+        rho = self.arrivals_per_s * self.marginal_s / self.lanes
+        scale_s = self.alone_s * (1 + rho / 2) / (2 * self.lanes * (1 - rho)) if rho < 1 else math.inf
+        object.__setattr__(self, "utilization", rho)
+        object.__setattr__(self, "busy", erlang_c(self.lanes, self.arrivals_per_s * self.alone_s))
+        object.__setattr__(self, "scale_s", scale_s)
 
     def exceeds(self, wait_s: float) -> float:
         """Chance to wait longer than this."""
         if wait_s < 0 or self.utilization >= 1:
             return 1.0
-        return self.busy * math.exp(-wait_s / self._scale_s)
-
-    @property
-    def _scale_s(self) -> float:
-        rho = self.utilization
-        return self.alone_s * (1 + rho / 2) / (2 * self.lanes * (1 - rho))
+        return self.busy * math.exp(-wait_s / self.scale_s)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,10 @@ RESERVE_BYTES = 2.0 * GIB
 """Activations, CUDA graphs and the like, per GPU: an assumption that meets what vLLM reports for 8B on an H100."""
 
 UTILIZATION = 0.9
-"""vLLM's default `--gpu-memory-utilization` until 0.10; later versions default to 0.92."""
+"""Share of the accelerator's memory that an engine takes, for planning: vLLM's long-standing default."""
+
+ENGINE_UTILIZATION = 0.92
+"""The same as vLLM 0.32 has it when `--gpu-memory-utilization` is not given."""
 
 
 @dataclass(frozen=True, slots=True)
