@@ -1,0 +1,176 @@
+"""What stands between the workers a pool needs and the workers it gets: small functions, applied in a listed order.
+
+Each takes a proposal and returns it, or a changed one with a line that says which number it replaced and why. Those lines
+are the rejected options of the decision. The order matters: first time (stabilisation, steps), then trust in the data, then
+what can be placed, and last what the spec allows, so that nothing after a bound can break it. The budget joins all pools of
+a service and comes after these (budget.py).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from forebay_autoscaler.model import Need
+from forebay_autoscaler.observation import PoolCounts
+from forebay_autoscaler.policy import PoolPolicy, ServicePolicy
+from forebay_autoscaler.window import Window
+
+
+class Constraint(StrEnum):
+    """Which constraint changed a proposal."""
+
+    STARTING = "starting"
+    GROWTH_WINDOW = "growth_window"
+    SHRINK_WINDOW = "shrink_window"
+    OBJECTIVE = "objective"
+    STEP = "step"
+    UNKNOWN = "unknown"
+    UNSCHEDULABLE = "unschedulable"
+    MAXIMUM = "maximum"
+    MINIMUM = "minimum"
+    BUDGET = "budget"
+    RIVAL = "rival"
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """A number of workers that was not taken."""
+
+    replicas: int
+    constraint: Constraint
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """A number of workers on its way to a decision."""
+
+    replicas: int
+    rejected: tuple[Rejected, ...] = ()
+
+    def instead(self, replicas: int, constraint: Constraint, why: str) -> "Proposal":
+        """The proposal with another number; unchanged when it is the same."""
+        if replicas == self.replicas:
+            return self
+        return Proposal(replicas, (*self.rejected, Rejected(self.replicas, constraint, why)))
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """All that a constraint may look at."""
+
+    policy: ServicePolicy
+    pool: PoolPolicy
+    counts: PoolCounts
+    need: Need | None
+    """None when nothing at all is known of the demand."""
+    unknown: tuple[str, ...]
+    """Inputs without which the pool must not shrink, by name, that are unknown or stale."""
+    missing_objective: bool
+    """Whether the present workers, having work to do, miss the objective."""
+    needs: Window
+    """Needs over time, for the shrink window."""
+    shortfalls: Window
+    """Negated needs over time, for the growth window."""
+    now_s: float
+
+    @property
+    def current(self) -> int:
+        """Workers wanted now."""
+        return self.counts.wanted
+
+
+def wait_for_ordered(situation: Situation, proposal: Proposal) -> Proposal:
+    """While ordered workers start, the backlog orders no more: it is what they were ordered for."""
+    need = situation.need
+    if need is None or situation.counts.ready >= situation.current or proposal.replicas <= situation.current:
+        return proposal
+    paid_for = max(situation.current, need.workers)
+    starting = situation.current - situation.counts.ready
+    return proposal.instead(paid_for, Constraint.STARTING, f"{starting} workers are still starting")
+
+
+def wait_for_growth(situation: Situation, proposal: Proposal) -> Proposal:
+    """Grow only to what was needed all through the growth window."""
+    length_s = situation.policy.scale_up_window_s
+    lowest = situation.shortfalls.maximum(situation.now_s, length_s=length_s)
+    if proposal.replicas <= situation.current or lowest is None:
+        return proposal
+    lasting = max(situation.current, min(proposal.replicas, -lowest))
+    return proposal.instead(lasting, Constraint.GROWTH_WINDOW, f"not needed all through the last {length_s:g} s")
+
+
+def wait_for_shrinking(situation: Situation, proposal: Proposal) -> Proposal:
+    """Shrink only to the most that was needed within the shrink window."""
+    length_s = situation.policy.scale_down_window_s
+    highest = situation.needs.maximum(situation.now_s, length_s=length_s)
+    if proposal.replicas >= situation.current or highest is None:
+        return proposal
+    kept = min(situation.current, max(proposal.replicas, highest))
+    point = situation.needs.last_above(proposal.replicas)
+    ago = f"{situation.now_s - point[0]:.0f} s ago" if point else "lately"
+    why = f"{highest} were needed within the last {length_s:g} s (above {proposal.replicas} until {ago})"
+    return proposal.instead(kept, Constraint.SHRINK_WINDOW, why)
+
+
+def require_objective(situation: Situation, proposal: Proposal) -> Proposal:
+    """Never shrink while the present workers miss the objective under their load."""
+    if proposal.replicas >= situation.current or not situation.missing_objective:
+        return proposal
+    return proposal.instead(situation.current, Constraint.OBJECTIVE, "requests miss the objective now")
+
+
+def limit_step(situation: Situation, proposal: Proposal) -> Proposal:
+    """At most double (or gain `growth_max`) and at most halve in one decision: one wrong number cannot do all."""
+    current = situation.current
+    highest = current + max(situation.policy.tuning.growth_max, current)
+    lowest = current // 2
+    return proposal.instead(
+        min(highest, max(lowest, proposal.replicas)),
+        Constraint.STEP,
+        f"one step goes from {current} to {lowest}-{highest}",
+    )
+
+
+def hold_on_unknown(situation: Situation, proposal: Proposal) -> Proposal:
+    """Never shrink on missing data. What is known may still ask for more."""
+    if proposal.replicas >= situation.current or not situation.unknown:
+        return proposal
+    return proposal.instead(situation.current, Constraint.UNKNOWN, "unknown: " + ", ".join(situation.unknown))
+
+
+def hold_unplaceable(situation: Situation, proposal: Proposal) -> Proposal:
+    """Order no more while workers that were ordered find no node."""
+    if proposal.replicas <= situation.current or not situation.counts.unschedulable:
+        return proposal
+    return proposal.instead(situation.current, Constraint.UNSCHEDULABLE, "ordered workers find no node")
+
+
+def stay_in_bounds(situation: Situation, proposal: Proposal) -> Proposal:
+    """Within replicas.min and replicas.max of the pool, always."""
+    pool = situation.pool
+    proposal = proposal.instead(
+        min(proposal.replicas, pool.replicas_max), Constraint.MAXIMUM, f"replicas.max is {pool.replicas_max}"
+    )
+    return proposal.instead(
+        max(proposal.replicas, pool.replicas_min), Constraint.MINIMUM, f"replicas.min is {pool.replicas_min}"
+    )
+
+
+CONSTRAINTS: tuple[Callable[[Situation, Proposal], Proposal], ...] = (
+    wait_for_ordered,
+    wait_for_growth,
+    wait_for_shrinking,
+    require_objective,
+    limit_step,
+    hold_on_unknown,
+    hold_unplaceable,
+    stay_in_bounds,
+)
+
+
+def constrain(situation: Situation, proposal: Proposal) -> Proposal:
+    """The proposal after every constraint, in order."""
+    for constraint in CONSTRAINTS:
+        proposal = constraint(situation, proposal)
+    return replace(proposal)

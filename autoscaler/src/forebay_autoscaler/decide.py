@@ -1,0 +1,331 @@
+"""decide(policy, state, observation, now) -> Decision: how many workers each pool of a model service gets, and why. Pure.
+
+    observe -> learn (what a worker can do) -> need (what the demand asks) -> constrain (when, how far, on what proof)
+            -> share the budget -> say it
+
+The decision carries everything a person or a replay needs: the numbers used, the reason, the options that were rejected and
+by which constraint. It never reads a clock and never acts.
+
+Both windows are absolute needs, not changes, so nothing accumulates: ordered workers that have not started are part of the
+current number, and the same load gives the same need however long they take. While nothing is known, the current number
+counts as needed, so that an outage is followed by a full shrink window of known needs before anything shrinks; so does the
+first look after a start, and the number that a person has just set.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from forebay_api.modelservice import AutoscalingMode
+from forebay_api.objective import attainment
+from forebay_autoscaler.budget import Wish, share_budget
+from forebay_autoscaler.constraints import Constraint, Proposal, Rejected, Situation, constrain
+from forebay_autoscaler.learn import Evidence, Learnt, capacity_of, is_idle, latency_of, learn, load_per_worker
+from forebay_autoscaler.model import (
+    Capacity,
+    Demand,
+    Need,
+    backlog_to_order,
+    demand_rate,
+    need_of,
+    running_in_workers,
+    waiting_in_workers,
+)
+from forebay_autoscaler.observation import PoolCounts, PoolObservation, ServiceKey, ServiceObservation, Writer
+from forebay_autoscaler.policy import PoolPolicy, ServicePolicy
+from forebay_autoscaler.reasons import explain
+from forebay_autoscaler.shares import share_of_role
+from forebay_autoscaler.state import Action, PoolState, ServiceState
+
+
+@dataclass(frozen=True, slots=True)
+class PoolDecision:
+    """What one pool gets."""
+
+    name: str
+    current: int
+    desired: int
+    action: Action
+    reason: str
+    """For people; the text of the last decision that said something new."""
+    news: bool
+    """Whether this decision says something that the last one did not: worth an Event and a log line."""
+    demand: Demand | None
+    """None when it is unknown."""
+    capacity: Capacity
+    need: Need | None
+    unknown: tuple[str, ...]
+    """Inputs that are unknown or stale."""
+    rejected: tuple[Rejected, ...]
+    rival: str | None
+    foreign: Writer | None
+    """Somebody who set the number of workers since the last decision."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What a model service gets."""
+
+    key: ServiceKey
+    mode: AutoscalingMode
+    at_s: float
+    pools: tuple[PoolDecision, ...]
+    state: ServiceState
+    attainment: float | None
+    goodput_per_s: float | None
+    unknown: tuple[str, ...]
+    """All inputs that are unknown or stale, with the pool's name where they belong to one."""
+    trouble: str
+    """What the observer says of the cause."""
+
+
+def decide(policy: ServicePolicy, state: ServiceState, observation: ServiceObservation, now_s: float) -> Decision:
+    """Decide on every pool of one model service. `now_s` is seconds of a clock that does not go back."""
+    seen = {pool.name: (pool, pool.counts) for pool in observation.pools if pool.counts is not None}
+    pools = [pool for pool in policy.pools if pool.name in seen]
+    state = _note_queue(state, observation, now_s)
+    evidence = Evidence(
+        latency_of(observation.signals, policy.objective, policy.tuning),
+        queued_lately=now_s - state.queued_s < policy.tuning.rate_window_s,
+        objective=policy.objective,
+        tuning=policy.tuning,
+    )
+    views = [
+        _look(policy, pool, state.pools.get(pool.name), seen[pool.name], evidence=evidence, now_s=now_s)
+        for pool in pools
+    ]
+    sized = [_size(policy, view, views, observation, evidence=evidence, now_s=now_s) for view in views]
+    proposals = _within_budget(policy, sized, [constrain(one.situation, one.proposal) for one in sized])
+    decisions = [_conclude(policy, one, proposal) for one, proposal in zip(sized, proposals, strict=True)]
+    good, bad = observation.signals.good_per_s.known, observation.signals.bad_per_s.known
+    return Decision(
+        key=policy.key,
+        mode=policy.mode,
+        at_s=now_s,
+        pools=tuple(decision for decision, _ in decisions),
+        state=replace(state, pools={decision.name: memory for decision, memory in decisions}),
+        attainment=None if good is None or bad is None else attainment(good, bad),
+        goodput_per_s=good,
+        unknown=_all_unknown(sized),
+        trouble=observation.trouble,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """A pool with what is known of its workers."""
+
+    pool: PoolPolicy
+    observed: PoolObservation
+    counts: PoolCounts
+    memory: PoolState
+    learnt: Learnt
+    capacity: Capacity
+    foreign: Writer | None
+
+
+@dataclass(frozen=True, slots=True)
+class Sized:
+    """A pool with its need, ready for the constraints."""
+
+    view: View
+    demand: Demand | None
+    situation: Situation
+    proposal: Proposal
+
+
+def _note_queue(state: ServiceState, observation: ServiceObservation, now_s: float) -> ServiceState:
+    waiting = sum(waiting_in_workers(pool.signals) or 0.0 for pool in observation.pools)
+    queued = waiting + (observation.signals.pending.known or 0.0) >= 1
+    return replace(state, queued_s=now_s) if queued else state
+
+
+def _look(
+    policy: ServicePolicy,
+    pool: PoolPolicy,
+    memory: PoolState | None,
+    seen: tuple[PoolObservation, PoolCounts],
+    *,
+    evidence: Evidence,
+    now_s: float,
+) -> View:
+    observed, counts = seen
+    first = memory is None
+    memory = memory or PoolState(writer=counts.writer)
+    foreign = None
+    if first or counts.writer != memory.writer:
+        foreign = None if first else counts.writer
+        memory = replace(memory, writer=counts.writer)
+        if first or foreign:
+            memory = _record(policy, memory, counts.wanted, now_s)
+    learnt = learn(pool, memory.learnt, counts, observed.signals, evidence=evidence, now_s=now_s)
+    capacity = capacity_of(pool, learnt, observed.signals, policy.objective)
+    return View(pool, observed, counts, replace(memory, learnt=learnt), learnt, capacity, foreign)
+
+
+def _record(policy: ServicePolicy, memory: PoolState, need: int, now_s: float) -> PoolState:
+    return replace(
+        memory,
+        needs=memory.needs.add(now_s, need, length_s=policy.scale_down_window_s),
+        shortfalls=memory.shortfalls.add(now_s, -need, length_s=policy.scale_up_window_s),
+    )
+
+
+def _size(
+    policy: ServicePolicy,
+    view: View,
+    views: Sequence[View],
+    observation: ServiceObservation,
+    *,
+    evidence: Evidence,
+    now_s: float,
+) -> Sized:
+    """The pool's demand and need, recorded in its windows."""
+    demand = _demand(policy, view, views, observation)
+    need = None
+    if demand is not None:
+        to_order = backlog_to_order(
+            demand.backlog,
+            rate_per_s=demand.rate_per_s,
+            ready=view.counts.ready,
+            capacity=view.capacity,
+            startup_s=view.learnt.startup_s,
+        )
+        need = need_of(
+            view.pool.role,
+            replace(demand, backlog=to_order),
+            view.capacity,
+            objective=policy.objective,
+            tuning=policy.tuning,
+        )
+    current = view.counts.wanted
+    wanted = current if need is None else need.with_backlog
+    unknown = _unknown_inputs(view, observation)
+    memory = _record(policy, view.memory, max(wanted, current) if unknown else wanted, now_s)
+    load = load_per_worker(view.pool.role, view.learnt, view.counts, view.observed.signals)
+    situation = Situation(
+        policy=policy,
+        pool=view.pool,
+        counts=view.counts,
+        need=need,
+        unknown=unknown,
+        missing_objective=evidence.latency.missed_by(view.pool.role) and not is_idle(view.pool.role, load),
+        needs=memory.needs,
+        shortfalls=memory.shortfalls,
+        now_s=now_s,
+    )
+    return Sized(replace(view, memory=memory), demand, situation, Proposal(wanted))
+
+
+def _demand(policy: ServicePolicy, view: View, views: Sequence[View], observation: ServiceObservation) -> Demand | None:
+    """What is asked of this pool; None when neither rate nor requests in work are known."""
+    signals = observation.signals
+    rate = demand_rate(signals, policy.tuning)
+    running = 0.0 if view.counts.ready == 0 else running_in_workers(view.observed.signals)
+    waiting = 0.0 if view.counts.ready == 0 else waiting_in_workers(view.observed.signals)
+    pending = signals.pending.known
+    if rate is None and running is None and waiting is None and pending is None:
+        return None
+    peers = [other for other in views if other.pool.role is view.pool.role]
+    share = share_of_role(
+        [other.observed.signals.finished_per_s.known for other in peers], [other.counts.wanted for other in peers]
+    )[peers.index(view)]
+    return Demand(
+        rate_per_s=(rate or 0.0) * share,
+        backlog=(pending or 0.0) * share + (waiting or 0.0),
+        running=running or 0.0,
+    )
+
+
+def _unknown_inputs(view: View, observation: ServiceObservation) -> tuple[str, ...]:
+    """Inputs without which the pool must not shrink. Engines are only asked when there are some."""
+    signals, own = observation.signals, view.observed.signals
+    inputs = {"arrivals": signals.arrived_per_s, "pending": signals.pending}
+    if view.counts.ready > 0:
+        inputs |= {"running": own.running, "waiting": own.waiting}
+        if view.capacity.work_s is None and (signals.arrived_per_s.known or 0.0) > 0:
+            inputs |= {"service time": own.service_time_s}
+    return tuple(name for name, reading in inputs.items() if reading.known is None)
+
+
+def _within_budget(policy: ServicePolicy, sized: Sequence[Sized], proposals: Sequence[Proposal]) -> list[Proposal]:
+    owned = [
+        one.proposal.instead(one.situation.current, Constraint.RIVAL, f"{one.view.counts.rival} owns the number")
+        if one.view.counts.rival
+        else proposal
+        for one, proposal in zip(sized, proposals, strict=True)
+    ]
+    if policy.budget_gpus is None:
+        return owned
+    wishes = [
+        Wish(
+            proposal.replicas,
+            one.situation.current,
+            proposal.replicas if one.view.counts.rival else one.view.pool.replicas_min,
+            one.view.pool.gpus,
+        )
+        for one, proposal in zip(sized, owned, strict=True)
+    ]
+    shared = share_budget(wishes, policy.budget_gpus)
+    why = f"the budget is {policy.budget_gpus} GPUs"
+    return [proposal.instead(count, Constraint.BUDGET, why) for proposal, count in zip(owned, shared, strict=True)]
+
+
+def _conclude(policy: ServicePolicy, one: Sized, proposal: Proposal) -> tuple[PoolDecision, PoolState]:
+    view, memory = one.view, one.view.memory
+    action = _action(one, proposal)
+    told = memory.desired if policy.mode is AutoscalingMode.ADVISE else view.counts.wanted
+    news = _is_news(memory, action, told=told, desired=proposal.replicas)
+    reason = memory.reason
+    if news or not reason:
+        reason = explain(
+            action,
+            current=view.counts.wanted,
+            proposal=proposal,
+            demand=one.demand,
+            capacity=view.capacity,
+            need=one.situation.need,
+        )
+    decision = PoolDecision(
+        name=view.pool.name,
+        current=view.counts.wanted,
+        desired=proposal.replicas,
+        action=action,
+        reason=reason,
+        news=news,
+        demand=one.demand,
+        capacity=view.capacity,
+        need=one.situation.need,
+        unknown=one.situation.unknown,
+        rejected=proposal.rejected,
+        rival=view.counts.rival,
+        foreign=view.foreign,
+    )
+    return decision, replace(memory, action=action, desired=proposal.replicas, reason=reason)
+
+
+def _action(one: Sized, proposal: Proposal) -> Action:
+    current = one.situation.current
+    if one.view.counts.rival:
+        return Action.STAND_BACK
+    if proposal.replicas != current:
+        return Action.GROW if proposal.replicas > current else Action.SHRINK
+    if one.situation.unknown:
+        return Action.HOLD
+    return Action.WAIT if proposal.rejected else Action.KEEP
+
+
+def _is_news(memory: PoolState, action: Action, *, told: int | None, desired: int) -> bool:
+    """A change is news, and so is each other action that differs from the last; keeping what was just set is none."""
+    if action in (Action.GROW, Action.SHRINK):
+        return desired != told
+    settled = action is Action.KEEP and memory.action in (Action.GROW, Action.SHRINK)
+    return action is not memory.action and not settled
+
+
+def _all_unknown(sized: Sequence[Sized]) -> tuple[str, ...]:
+    names: dict[str, None] = {}
+    for one in sized:
+        for name in one.situation.unknown:
+            shared = name in ("arrivals", "pending")
+            names[name if shared else f"{name} of {one.view.pool.name}"] = None
+    return tuple(names)

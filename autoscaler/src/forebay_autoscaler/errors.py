@@ -1,0 +1,34 @@
+"""Expected failures.
+
+- AutoscalerError
+  - PrometheusError: a query got no usable answer
+  - ClusterError: the API server refused or did not answer
+    - ReplicasChangedError: the number of workers is not the one that the decision was made on
+"""
+
+
+class AutoscalerError(Exception):
+    """Base of what may go wrong outside this process."""
+
+
+class PrometheusError(AutoscalerError):
+    """A query that got no usable answer."""
+
+    def __init__(self, url: str, why: str) -> None:
+        super().__init__(f"Prometheus at {url}: {why}")
+        self.url = url
+        self.why = why
+
+
+class ClusterError(AutoscalerError):
+    """A call that the API server refused or did not answer. `status` is 0 when there was no answer."""
+
+    def __init__(self, what: str, *, status: int, why: str) -> None:
+        super().__init__(f"{what}: {why}")
+        self.what = what
+        self.status = status
+        self.why = why
+
+
+class ReplicasChangedError(ClusterError):
+    """Somebody else changed the number of workers between observation and write; the next decision sees it."""

@@ -1,0 +1,69 @@
+"""A bounded history of decisions, each with all that it was made from. Served by the control port.
+
+Kept are decisions that said something new, and the last one of each model service whether new or not. Records are the frozen
+objects themselves; they become JSON only when somebody asks.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from typing import Any
+
+from forebay_api.conditions import rfc3339
+from forebay_autoscaler.decide import Decision
+from forebay_autoscaler.observation import ServiceKey, ServiceObservation
+from forebay_autoscaler.policy import ServicePolicy
+from forebay_autoscaler.state import ServiceState
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One decision and its inputs: decide(policy, state, observation, decision.at_s) gives it again."""
+
+    at: datetime
+    policy: ServicePolicy
+    state: ServiceState
+    """The state before the decision."""
+    observation: ServiceObservation
+    decision: Decision
+
+
+class History:
+    """Newest last. `length_max` bounds the records of all model services together."""
+
+    def __init__(self, length_max: int) -> None:
+        self._records: deque[Record] = deque(maxlen=length_max)
+        self._latest: dict[ServiceKey, Record] = {}
+
+    def add(self, records: Iterable[Record]) -> None:
+        """Take in the decisions of one cycle, which are of every model service that exists."""
+        self._latest = {}
+        for record in records:
+            self._latest[record.decision.key] = record
+            if any(pool.news or pool.foreign for pool in record.decision.pools):
+                self._records.append(record)
+
+    def select(self, *, namespace: str | None, model_service: str | None, limit: int) -> Iterator[dict[str, Any]]:
+        """The newest `limit` records as JSON objects, newest first."""
+        chosen = list(self._records)
+        chosen += [record for record in self._latest.values() if not any(record is one for one in self._records)]
+        chosen.sort(key=lambda record: record.decision.at_s, reverse=True)
+        for record in chosen:
+            if limit <= 0:
+                return
+            if namespace in (None, record.decision.key[0]) and model_service in (None, record.decision.key[1]):
+                limit -= 1
+                yield _as_json(record)
+
+
+def _as_json(record: Record) -> dict[str, Any]:
+    decision = asdict(record.decision)
+    del decision["state"]
+    return {
+        "at": rfc3339(record.at),
+        "decision": decision,
+        "policy": asdict(record.policy),
+        "observation": asdict(record.observation),
+        "state": asdict(record.state),
+    }

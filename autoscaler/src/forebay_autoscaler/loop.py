@@ -1,0 +1,109 @@
+"""The loop: look, decide on every model service, act if leading, sleep. The only sleep of the autoscaler.
+
+Every replica looks and decides, so that one that takes over has the windows and the knowledge of the last minutes; only the
+leader acts. Leadership is asked for again before each write, since acting on a thousand services takes time.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Protocol
+
+from forebay_autoscaler.act import Actor
+from forebay_autoscaler.decide import decide
+from forebay_autoscaler.errors import AutoscalerError
+from forebay_autoscaler.history import History, Record
+from forebay_autoscaler.metrics import Metrics
+from forebay_autoscaler.observation import ServiceKey
+from forebay_autoscaler.observe import Look, Observer
+from forebay_autoscaler.state import ServiceState
+
+_log = logging.getLogger(__name__)
+
+
+class Leadership(Protocol):
+    """Whether this replica may act."""
+
+    @property
+    def leading(self) -> bool:
+        """Asked before each write."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Alone:
+    """A replica without rivals: it always leads."""
+
+    leading: bool = True
+
+
+@dataclass(slots=True)
+class Loop:
+    """One replica's work."""
+
+    observer: Observer
+    actor: Actor
+    leadership: Leadership
+    metrics: Metrics
+    history: History
+    interval_s: float
+    clock: Callable[[], float] = time.monotonic
+    cycled_s: float | None = None
+    """When a cycle last succeeded, by `clock`; None before the first."""
+    _states: dict[tuple[ServiceKey, str], ServiceState] = field(default_factory=dict)
+    _unreadable: dict[ServiceKey, str] = field(default_factory=dict)
+
+    async def run(self) -> None:
+        """Cycle until cancelled. A cycle that fails is logged and counted, and the next one comes at its time."""
+        while True:
+            started_s = self.clock()
+            try:
+                await self.cycle()
+                self.metrics.cycles.labels("ok").inc()
+            except Exception as error:  # noqa: BLE001 the loop's boundary: whatever failed, the next cycle sees afresh
+                self.metrics.cycles.labels("failed").inc()
+                _log.error(
+                    "cycle failed: %s: %s", type(error).__name__, error, exc_info=not isinstance(error, AutoscalerError)
+                )
+            duration_s = self.clock() - started_s
+            self.metrics.cycle_seconds.observe(duration_s)
+            await asyncio.sleep(max(0.0, self.interval_s - duration_s))
+
+    async def cycle(self) -> None:
+        """Look, decide, act."""
+        look = await self.observer.look()
+        now_s, now = self.clock(), datetime.now(UTC)
+        self._report(look)
+        records = self._decide(look, now_s, now)
+        self.history.add(records)
+        leading = self.leadership.leading
+        self.metrics.record([record.decision for record in records], leading=leading, now_s=now.timestamp())
+        for record, subject in zip(records, look.subjects, strict=True):
+            if not self.leadership.leading:
+                break
+            await self.actor.act(record.decision, subject.stored)
+        self.actor.forget({record.decision.key for record in records})
+        self.cycled_s = self.clock()
+
+    def _decide(self, look: Look, now_s: float, now: datetime) -> list[Record]:
+        records = []
+        states = {}
+        for subject in look.subjects:
+            identity = (subject.policy.key, subject.policy.uid)
+            state = self._states.get(identity, ServiceState())
+            decision = decide(subject.policy, state, subject.observation, now_s)
+            states[identity] = decision.state
+            records.append(Record(now, subject.policy, state, subject.observation, decision))
+        self._states = states
+        return records
+
+    def _report(self, look: Look) -> None:
+        for signal in look.failed_queries:
+            self.metrics.query_failures.labels(signal.value).inc()
+        for key, why in look.unreadable.items():
+            if self._unreadable.get(key) != why:
+                _log.error("spec of %s/%s cannot be read, its workers are left alone: %s", *key, why)
+        self._unreadable = dict(look.unreadable)

@@ -1,0 +1,112 @@
+"""What the autoscaler exports. Base units, bounded label sets; one registry a process, so that tests can have their own."""
+
+from collections.abc import Iterable
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    GCCollector,
+    Histogram,
+    PlatformCollector,
+    ProcessCollector,
+)
+
+from forebay_autoscaler.decide import Decision
+from forebay_autoscaler.state import Action
+
+_SERVICE = ("namespace", "model_service")
+_POOL = (*_SERVICE, "pool")
+CYCLE_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+
+
+class Metrics:
+    """All families. Series of decisions exist on the leader only, so that two replicas never disagree in a query."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
+        PlatformCollector(registry=self.registry)
+        GCCollector(registry=self.registry)
+        self.leader = Gauge("forebay_autoscaler_leader", "1 on the replica that acts.", registry=self.registry)
+        self.cycles = Counter(
+            "forebay_autoscaler_cycles", "Decision cycles, by outcome.", ("outcome",), registry=self.registry
+        )
+        self.cycle_seconds = Histogram(
+            "forebay_autoscaler_cycle_seconds",
+            "Duration of a decision cycle: look, decide, act.",
+            registry=self.registry,
+            buckets=CYCLE_BUCKETS_S,
+        )
+        self.query_failures = Counter(
+            "forebay_autoscaler_query_failures", "Queries without a usable answer.", ("signal",), registry=self.registry
+        )
+        self.write_failures = Counter(
+            "forebay_autoscaler_write_failures", "Writes that failed, by kind.", ("kind",), registry=self.registry
+        )
+        self.last_decision = Gauge(
+            "forebay_autoscaler_last_decision_timestamp_seconds",
+            "When every model service was last decided on, seconds since 1970.",
+            registry=self.registry,
+        )
+        self.desired = Gauge(
+            "forebay_autoscaler_desired_replicas",
+            "Workers that the last decision wants.",
+            _POOL,
+            registry=self.registry,
+        )
+        self.needed = Gauge(
+            "forebay_autoscaler_needed_replicas",
+            "Workers that demand needs, before any constraint; absent while unknown.",
+            _POOL,
+            registry=self.registry,
+        )
+        self.good_rate = Gauge(
+            "forebay_autoscaler_worker_good_requests_per_second",
+            "Good requests a second that one worker is held to do; absent until measured.",
+            _POOL,
+            registry=self.registry,
+        )
+        self.decisions = Counter(
+            "forebay_autoscaler_decisions", "Decisions, by action.", (*_POOL, "action"), registry=self.registry
+        )
+        self.inputs_unknown = Gauge(
+            "forebay_autoscaler_inputs_unknown",
+            "Inputs of the last decision that were unknown or stale.",
+            _SERVICE,
+            registry=self.registry,
+        )
+        self.foreign_writes = Counter(
+            "forebay_autoscaler_foreign_writes",
+            "Numbers of workers set by somebody else.",
+            _POOL,
+            registry=self.registry,
+        )
+        for outcome in ("ok", "failed"):
+            self.cycles.labels(outcome)
+        for kind in ("scale", "status", "event"):
+            self.write_failures.labels(kind)
+
+    def record(self, decisions: Iterable[Decision], *, leading: bool, now_s: float) -> None:
+        """Make the series of decisions those of the given ones, and no others."""
+        self.leader.set(1 if leading else 0)
+        for family in (self.desired, self.needed, self.good_rate, self.inputs_unknown):
+            family.clear()
+        if not leading:
+            return
+        self.last_decision.set(now_s)
+        for decision in decisions:
+            self._record_one(decision)
+
+    def _record_one(self, decision: Decision) -> None:
+        self.inputs_unknown.labels(*decision.key).set(len(decision.unknown))
+        for pool in decision.pools:
+            labels = (*decision.key, pool.name)
+            self.desired.labels(*labels).set(pool.desired)
+            if pool.need is not None:
+                self.needed.labels(*labels).set(pool.need.with_backlog)
+            if pool.capacity.good_rate_per_s is not None:
+                self.good_rate.labels(*labels).set(pool.capacity.good_rate_per_s)
+            for action in Action:
+                self.decisions.labels(*labels, action.value).inc(1 if action is pool.action else 0)
+            self.foreign_writes.labels(*labels).inc(1 if pool.foreign else 0)

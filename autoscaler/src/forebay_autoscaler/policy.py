@@ -1,0 +1,101 @@
+"""What a ModelService asks of the autoscaler, in numbers. Pure: spec in, `ServicePolicy` out."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from forebay_api.durations import parse_duration_s
+from forebay_api.modelservice import AutoscalingMode, ModelServiceSpec, Pool, Role
+from forebay_api.objective import Objective
+from forebay_autoscaler.observation import ServiceKey
+
+DEFAULT_SEQUENCES_MAX: Final = 256
+"""vLLM's limit on concurrent sequences when --max-num-seqs is not given."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """Settings of the autoscaler that are the same for every model service. Times in seconds."""
+
+    rate_window_s: float = 60.0
+    """Window of rates and means."""
+    burst_window_s: float = 20.0
+    """Short window that sees a step early."""
+    drain_horizon_s: float = 30.0
+    """Time in which a backlog should be worked off."""
+    headroom: float = 0.1
+    """Least share of capacity above the mean load that is kept free."""
+    samples_min: float = 10.0
+    """Finished requests in a window below which nothing is learnt from them."""
+    growth_max: int = 8
+    """Workers a pool may gain in one decision; a larger pool may double."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolPolicy:
+    """One pool's share of the policy."""
+
+    name: str
+    role: Role
+    replicas_min: int
+    replicas_max: int
+    gpus: int
+    """Accelerators of one worker."""
+    concurrency_max: float
+    """Requests one worker can run at once, by the engine's limits."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServicePolicy:
+    """What the spec of one model service asks for."""
+
+    key: ServiceKey
+    uid: str
+    generation: int
+    mode: AutoscalingMode
+    objective: Objective
+    budget_gpus: int | None
+    scale_up_window_s: float
+    scale_down_window_s: float
+    pools: tuple[PoolPolicy, ...]
+    tuning: Tuning = Tuning()
+
+
+def policy_of(model_service: Mapping[str, Any], tuning: Tuning) -> ServicePolicy:
+    """The policy of a ModelService object; pydantic.ValidationError or ValueError when the spec cannot be read."""
+    metadata = model_service["metadata"]
+    spec = ModelServiceSpec.model_validate(model_service["spec"])
+    scaling = spec.autoscaling
+    return ServicePolicy(
+        key=(str(metadata["namespace"]), str(metadata["name"])),
+        uid=str(metadata.get("uid", "")),
+        generation=int(metadata.get("generation", 0)),
+        mode=scaling.mode,
+        objective=spec.objective.to_objective(),
+        budget_gpus=scaling.budget.gpus if scaling.budget else None,
+        scale_up_window_s=parse_duration_s(scaling.scale_up_stabilization),
+        scale_down_window_s=parse_duration_s(scaling.scale_down_stabilization),
+        pools=tuple(_pool_policy(pool, spec.engine.args) for pool in spec.pools),
+        tuning=tuning,
+    )
+
+
+def _pool_policy(pool: Pool, engine_args: Sequence[str]) -> PoolPolicy:
+    return PoolPolicy(
+        name=pool.name,
+        role=pool.role,
+        replicas_min=pool.replicas.min,
+        replicas_max=pool.replicas.max,
+        gpus=pool.parallelism.accelerators,
+        concurrency_max=sequences_max(engine_args) * pool.parallelism.data,
+    )
+
+
+def sequences_max(engine_args: Sequence[str]) -> float:
+    """The engine's limit on concurrent sequences, from its flags; vLLM's default when it is not there or no number."""
+    for position, argument in enumerate(engine_args):
+        flag, _, value = argument.partition("=")
+        if flag == "--max-num-seqs":
+            text = value or (engine_args[position + 1] if position + 1 < len(engine_args) else "")
+            return float(text) if text.isdigit() and int(text) > 0 else float(DEFAULT_SEQUENCES_MAX)
+    return float(DEFAULT_SEQUENCES_MAX)

@@ -1,0 +1,49 @@
+"""What one decision hands to the next: frozen, explicit, of one model service."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from forebay_autoscaler.learn import Learnt
+from forebay_autoscaler.observation import Writer
+from forebay_autoscaler.window import Window
+
+
+class Action(StrEnum):
+    """What a decision does with a pool."""
+
+    GROW = "grow"
+    SHRINK = "shrink"
+    KEEP = "keep"
+    """The present number is right."""
+    WAIT = "wait"
+    """Another number is needed, and a constraint says not now."""
+    HOLD = "hold"
+    """The data does not suffice to decide."""
+    STAND_BACK = "stand_back"
+    """Another autoscaler owns the number."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolState:
+    """Memory of one pool."""
+
+    learnt: Learnt = field(default_factory=Learnt)
+    needs: Window = field(default_factory=Window)
+    shortfalls: Window = field(default_factory=Window)
+    """Negated needs."""
+    writer: Writer | None = None
+    """Foreign writer of spec.replicas that was last reported."""
+    action: Action | None = None
+    desired: int | None = None
+    reason: str = ""
+    """Text of the last decision that said something new."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceState:
+    """Memory of one model service; a new one holds what there is until it has seen a whole window."""
+
+    pools: Mapping[str, PoolState] = field(default_factory=dict)
+    queued_s: float = float("-inf")
+    """When requests last waited anywhere."""
