@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     set_up_logging(level=settings.log_level, log_format=settings.log_format)
     try:
         uvloop.run(_run(settings))
-    except Exception:
+    except Exception:  # noqa: BLE001 - the process's boundary: logged as every line, then the container starts again
         _log.exception("the operator ends")
         sys.exit(FAILED)
 

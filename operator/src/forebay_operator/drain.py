@@ -57,14 +57,13 @@ class DrainPlan:
     release: tuple[Release, ...]
     replicas: int
     """What the Deployment's `replicas` should be now."""
+    is_waiting: bool = False
+    """Whether victims are left that have not been released."""
 
     @property
     def retry_after_s(self) -> float | None:
         """When to look again; None when nothing drains."""
         return POLL_S if self.is_waiting else None
-
-    is_waiting: bool = False
-    """Whether victims are left that have not been released."""
 
 
 Loads = Mapping[str, float | None]
@@ -75,33 +74,37 @@ def plan_drain(
     *, wanted: int, current: int | None, workers: Sequence[Worker], loads: Loads, times: DrainTimes, now: datetime
 ) -> DrainPlan:
     """The next step from `current` replicas of the Deployment (None before it exists) to `wanted`."""
-    marked = [worker for worker in workers if worker.drain_started_at is not None and not worker.is_terminating]
-    if current is None or wanted >= current:
-        return DrainPlan(unmark=tuple(marked), mark=(), release=(), replicas=wanted)
     candidates = [worker for worker in workers if not worker.is_terminating]
-    # The Deployment may ask for more than exists (no room, a quota): what does not exist goes first, at no cost.
-    missing = max(0, current - len(candidates))
-    victims = _choose(candidates, loads, count=max(0, current - wanted - missing))
-    chosen = {worker.uid for worker in victims}
+    marked = [worker for worker in candidates if worker.drain_started_at is not None]
+    leaving_count = max(0, len(candidates) - wanted)
+    if current is None or wanted >= current:
+        # Released workers stay marked until the ReplicaSet controller has deleted them, or it would take others.
+        leaving = sorted(marked, key=lambda worker: _rank(worker, loads))[:leaving_count]
+        stays = {worker.uid for worker in marked} - {worker.uid for worker in leaving}
+        unmark = tuple(worker for worker in marked if worker.uid in stays)
+        return DrainPlan(unmark=unmark, mark=(), release=(), replicas=wanted)
+    victims = sorted(candidates, key=lambda worker: _rank(worker, loads))[:leaving_count]
+    victim_uids = {worker.uid for worker in victims}
     released = [release for worker in victims if (release := _release(worker, loads, times=times, now=now))]
-    leaving = {release.worker.uid for release in released}
+    released_uids = {release.worker.uid for release in released}
+    # The Deployment may ask for more than exists (no room, a quota): what does not exist goes first, at no cost. And it may
+    # have been lowered already for workers that are still about to be deleted.
+    missing, surplus = max(0, current - len(candidates)), max(0, len(candidates) - current)
     return DrainPlan(
-        unmark=tuple(worker for worker in marked if worker.uid not in chosen),
-        mark=tuple(worker for worker in victims if worker.drain_started_at is None and worker.uid not in leaving),
-        release=tuple(released),
-        replicas=max(wanted, current - missing - len(released)),
+        unmark=tuple(worker for worker in marked if worker.uid not in victim_uids),
+        mark=tuple(worker for worker in victims if worker.drain_started_at is None and worker.uid not in released_uids),
+        release=tuple(release for release in released if not release.worker.is_released),
+        replicas=max(wanted, current - missing - max(0, len(released) - surplus)),
         is_waiting=len(released) < len(victims),
     )
 
 
-def _choose(candidates: Sequence[Worker], loads: Loads, *, count: int) -> list[Worker]:
-    return sorted(candidates, key=lambda worker: _rank(worker, loads))[:count]
-
-
-def _rank(worker: Worker, loads: Loads) -> tuple[bool, bool, float, float]:
+def _rank(worker: Worker, loads: Loads) -> tuple[bool, bool, bool, float, float]:
+    """Order in which workers leave; the first parts follow the ReplicaSet controller's order."""
     load = loads.get(worker.name)
     return (
         worker.is_ready,
+        not worker.is_released,
         worker.drain_started_at is None,
         float("inf") if load is None else load,
         -worker.created_at.timestamp(),
@@ -110,7 +113,7 @@ def _rank(worker: Worker, loads: Loads) -> tuple[bool, bool, float, float]:
 
 def _release(worker: Worker, loads: Loads, *, times: DrainTimes, now: datetime) -> Release | None:
     """Whether a victim may go now; a victim must have been marked in an earlier look, unless it cannot have a request."""
-    if worker.pod_ip is None or (worker.cause is not None and not worker.is_ready):
+    if worker.is_released or worker.pod_ip is None or (worker.cause is not None and not worker.is_ready):
         return Release(worker, timed_out=False)
     if worker.drain_started_at is None:
         return None

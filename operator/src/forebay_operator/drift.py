@@ -18,6 +18,9 @@ from forebay_operator.resources import Manifest, annotations_of
 
 APPLIED_ANNOTATION: Final = f"{GROUP}/applied"
 """Hash of the manifest as applied last."""
+REPLICAS_ANNOTATION: Final = f"{GROUP}/replicas"
+"""What a Deployment's replicas were set to last. A drain goes through several numbers on its way, so the manifest's hash alone
+cannot tell its steps from somebody else's scaling."""
 FOREIGN_ANNOTATIONS: Final = frozenset({"deployment.kubernetes.io/revision"})
 
 
@@ -43,6 +46,15 @@ def is_repair(before: Manifest | None, manifest: Manifest, after: Manifest) -> b
 def content_digest(manifest: Manifest) -> str:
     """Hash of an object's content."""
     return digest(_content(manifest))
+
+
+def is_scaled_up_by_others(deployment: Manifest) -> bool:
+    """Whether others raised a Deployment's replicas above what was applied last.
+
+    A lower number is repaired by the next apply at once, and `is_repair` sees that.
+    """
+    applied = annotations_of(deployment).get(REPLICAS_ANNOTATION)
+    return applied is not None and applied.isdecimal() and int(applied) < deployment["spec"].get("replicas", 1)
 
 
 def _content(manifest: Manifest) -> Manifest:

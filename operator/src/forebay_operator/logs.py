@@ -59,4 +59,6 @@ def set_up_logging(*, level: str, log_format: str) -> None:
     root.handlers[:] = [handler]
     root.setLevel(level)
     logging.getLogger("kopf").setLevel(max(logging.getLevelName(level), logging.INFO))
+    logging.getLogger("kopf.objects").setLevel(logging.WARNING)  # one line an event is not worth its place
+    logging.getLogger("kopf.activities").setLevel(logging.WARNING)
     logging.getLogger("httpx").setLevel(logging.WARNING)

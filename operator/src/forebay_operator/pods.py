@@ -4,12 +4,16 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
 
-from forebay_api.names import DRAIN_STARTED_ANNOTATION, DRAINING_LABEL, GROUP, REVISION_LABEL
+from forebay_api.names import DELETION_COST_ANNOTATION, DRAIN_STARTED_ANNOTATION, DRAINING_LABEL, GROUP, REVISION_LABEL
 from forebay_operator.resources import Manifest, annotations_of, is_terminating, labels_of, name_of
 from forebay_operator.rootcause import Cause, find_cause
 
 TEMPLATE_ANNOTATION: Final = f"{GROUP}/template"
 """Hash of the pod template that a pod was made from, by which old pods are told from new ones."""
+MARKED_COST: Final = "-1000"
+"""pod-deletion-cost of a draining worker."""
+RELEASED_COST: Final = "-1000000"
+"""pod-deletion-cost of a worker that may go now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +35,8 @@ class Worker:
     """Carries the draining label, whoever set it."""
     drain_started_at: datetime | None
     """When the operator chose it as a victim; None when it did not."""
+    is_released: bool
+    """The operator lets it go: it is next in the ReplicaSet controller's order."""
     cause: Cause | None
     """Why it does not serve; None when it does or is on its way."""
 
@@ -56,6 +62,7 @@ def read_worker(pod: Manifest) -> Worker:
         is_terminating=is_terminating(pod) or status.get("phase") in {"Failed", "Succeeded"},
         is_labelled_draining=labels.get(DRAINING_LABEL) == "true",
         drain_started_at=parse_time(annotations.get(DRAIN_STARTED_ANNOTATION)),
+        is_released=annotations.get(DELETION_COST_ANNOTATION) == RELEASED_COST,
         cause=None if is_terminating(pod) else find_cause(pod),
     )
 

@@ -36,6 +36,7 @@ from forebay_operator.desired.revision import revision_of
 from forebay_operator.desired.vllm import COMMAND, build_arguments, build_environment, drain_timeout_s
 from forebay_operator.desired.volumes import adapter_source, build_volumes, locate
 from forebay_operator.digests import digest
+from forebay_operator.drift import REPLICAS_ANNOTATION
 from forebay_operator.pods import TEMPLATE_ANNOTATION
 from forebay_operator.resources import WORKER_POOL, Manifest, name_of
 
@@ -73,8 +74,9 @@ def build_deployment(
 ) -> Manifest:
     """The Deployment of a pool; `replicas` is what the drain allows now, not necessarily what is wanted."""
     startup_s = math.ceil(parse_duration_s(spec.engine.startup_timeout))
+    metadata = child_metadata(WORKER_POOL, owner, name=name_of(owner), labels=pool_labels(spec))
     return {
-        "metadata": child_metadata(WORKER_POOL, owner, name=name_of(owner), labels=pool_labels(spec)),
+        "metadata": {**metadata, "annotations": {REPLICAS_ANNOTATION: str(replicas)}},
         "spec": {
             "replicas": replicas,
             "selector": {"matchLabels": selector_labels(spec)},

@@ -69,16 +69,15 @@ class Applier:
             return existing, False
         stored = await self.cluster.apply(resource, wanted)
         self._remember(stored, wanted)
-        deleted = existing is None and owner.was_applied
-        if deleted or is_repair(existing, wanted, stored):
-            await self._report_drift(resource, stored, owner=owner, deleted=deleted)
+        if existing is None and owner.was_applied:
+            await self.report_drift(resource, stored, owner=owner, what="had been deleted and was made again")
+        elif is_repair(existing, wanted, stored):
+            await self.report_drift(resource, stored, owner=owner, what="had been changed by others and was put right")
         return stored, is_changed(existing, stored)
 
-    async def _report_drift(self, resource: Resource, stored: Manifest, *, owner: Owner, deleted: bool) -> None:
+    async def report_drift(self, resource: Resource, stored: Manifest, *, owner: Owner, what: str) -> None:
+        """Count a repair and tell about it on the owner."""
         self.metrics.drift_repairs.labels(namespace_of(stored), resource.kind).inc()
-        what = (
-            "had been deleted and was made again" if deleted else "had been changed by somebody else and was put right"
-        )
         message = f"{resource.kind} {name_of(stored)} {what}; change the ModelService instead"
         await self.recorder.record(
             owner.resource, owner.manifest, kind=Kind.WARNING, reason="DriftRepaired", message=message

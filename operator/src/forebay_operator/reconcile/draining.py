@@ -4,7 +4,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final
+from typing import Any
 
 from forebay_api.conditions import rfc3339
 from forebay_api.names import DELETION_COST_ANNOTATION, DRAIN_STARTED_ANNOTATION, DRAINING_LABEL
@@ -13,13 +13,10 @@ from forebay_operator.drain import DrainPlan, Release
 from forebay_operator.errors import ApiConflictError, ApiNotFoundError
 from forebay_operator.events import Kind, Recorder
 from forebay_operator.metrics import Metrics
-from forebay_operator.pods import Worker
+from forebay_operator.pods import MARKED_COST, RELEASED_COST, Worker
 from forebay_operator.resources import POD, WORKER_POOL, Manifest, namespace_of
 
 _log = logging.getLogger(__name__)
-
-MARKED_COST: Final = "-1000"
-RELEASED_COST: Final = "-1000000"
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from forebay_operator.desired.revision import revision_of
 from forebay_operator.desired.service import build_service
 from forebay_operator.desired.vllm import drain_timeout_s
 from forebay_operator.drain import DrainPlan, DrainTimes, Loads, plan_drain
+from forebay_operator.drift import is_scaled_up_by_others
 from forebay_operator.events import Kind, Recorder
 from forebay_operator.keys import ObjectKey
 from forebay_operator.pods import TEMPLATE_ANNOTATION, Worker, read_worker
@@ -38,7 +39,7 @@ from forebay_operator.resources import (
     namespace_of,
 )
 from forebay_operator.rootcause import Cause, Reason
-from forebay_operator.status.worker_pool import PoolState, build_pool_status
+from forebay_operator.status.worker_pool import PoolState, build_pool_status, build_refused_status
 from forebay_operator.workers import read_loads
 
 
@@ -63,25 +64,27 @@ class WorkerPoolReconciler:
             return Outcome(Result.GONE)
         spec = _parse(pool)
         if isinstance(spec, Cause):
-            return Outcome(Result.UNCHANGED)
+            return _outcome(changed=await self._report(pool, build_refused_status(pool, spec, now=self.now())))
         accelerator = await read_accelerator(self.cluster, spec.pool.accelerator)
         deployment = await self.cluster.get(DEPLOYMENT, key.namespace, key.name)
-        pods = await self.cluster.list(POD, key.namespace, selector_labels(spec))
-        workers = [read_worker(pod) for pod in pods]
+        workers = await self._read_workers(key.namespace, spec)
         if isinstance(accelerator, Cause):
-            state = self._state(pool, spec, workers, deployment=deployment, blocked=accelerator)
-            return self._outcome(changed=await self._report(pool, state), plan=None)
+            state = _state(spec, workers, deployment=deployment, blocked=accelerator)
+            return _outcome(changed=await self._report(pool, build_pool_status(pool, state, now=self.now())))
         check_ours(DEPLOYMENT, deployment, owner=pool)
         plan = await self._plan(pool, spec, workers, deployment=deployment)
         drained = await self.drainer.carry_out(pool, plan, now=self.now())
         manifest = build_deployment(pool, spec, accelerator, context=self.context, replicas=plan.replicas)
         stored, applied = await self._apply(pool, spec, manifest, deployment=deployment)
         if drained:
-            pods = await self.cluster.list(POD, key.namespace, selector_labels(spec))
-            workers = [read_worker(pod) for pod in pods]
-        state = self._state(pool, spec, workers, deployment=stored, blocked=None)
-        reported = await self._report(pool, state)
-        return self._outcome(changed=drained or applied or reported, plan=plan)
+            workers = await self._read_workers(key.namespace, spec)
+        state = _state(spec, workers, deployment=stored, blocked=None)
+        reported = await self._report(pool, build_pool_status(pool, state, now=self.now()))
+        return _outcome(changed=drained or applied or reported, retry_after_s=plan.retry_after_s)
+
+    async def _read_workers(self, namespace: str, spec: WorkerPoolSpec) -> list[Worker]:
+        pods = await self.cluster.list(POD, namespace, selector_labels(spec))
+        return [read_worker(pod) for pod in pods]
 
     async def _plan(
         self, pool: Manifest, spec: WorkerPoolSpec, workers: Sequence[Worker], *, deployment: Manifest | None
@@ -92,7 +95,7 @@ class WorkerPoolReconciler:
         loads: Loads = {}
         if current is not None and wanted < current:
             loads = await read_loads(self.http, [worker for worker in workers if not worker.is_terminating])
-        if current is not None and wanted != current and wanted > current:
+        if current is not None and wanted > current:
             message = f"from {current} to {wanted} workers"
             await self.recorder.record(WORKER_POOL, pool, kind=Kind.NORMAL, reason="ScalingUp", message=message)
         times = DrainTimes(grace_s=self.drain_grace_s, timeout_s=drain_timeout_s(spec))
@@ -104,39 +107,17 @@ class WorkerPoolReconciler:
         """The stored Deployment, and whether it or another child changed."""
         was_applied = (pool.get("status") or {}).get("observedGeneration") is not None
         owner = Owner(WORKER_POOL, pool, was_applied=was_applied)
+        if deployment is not None and is_scaled_up_by_others(deployment):
+            what = "had been scaled by others and is put right"
+            await self.applier.report_drift(DEPLOYMENT, deployment, owner=owner, what=what)
         _, service_changed = await self.applier.apply(SERVICE, build_service(pool, spec), owner=owner)
         budget = build_disruption_budget(pool, spec)
         _, budget_changed = await self.applier.apply(DISRUPTION_BUDGET, budget, owner=owner)
         stored, changed = await self.applier.apply_over(deployment, DEPLOYMENT, manifest, owner=owner)
         return stored, changed or service_changed or budget_changed
 
-    def _state(
-        self,
-        pool: Manifest,
-        spec: WorkerPoolSpec,
-        workers: Sequence[Worker],
-        *,
-        deployment: Manifest | None,
-        blocked: Cause | None,
-    ) -> PoolState:
-        del pool
-        template = (deployment or {}).get("spec", {}).get("template", {"metadata": {}})
-        return PoolState(
-            wanted=spec.replicas,
-            template=annotations_of(template).get(TEMPLATE_ANNOTATION, ""),
-            revision=revision_of(spec.model, spec.engine),
-            selector=",".join(f"{key}={value}" for key, value in selector_labels(spec).items()),
-            workers=workers,
-            deployment=deployment,
-            blocked=blocked,
-        )
-
-    async def _report(self, pool: Manifest, state: PoolState) -> bool:
-        return await self.reporter.report(WORKER_POOL, pool, build_pool_status(pool, state, now=self.now()))
-
-    def _outcome(self, *, changed: bool, plan: DrainPlan | None) -> Outcome:
-        result = Result.CHANGED if changed else Result.UNCHANGED
-        return Outcome(result, retry_after_s=plan.retry_after_s if plan else None)
+    async def _report(self, pool: Manifest, wanted: Manifest) -> bool:
+        return await self.reporter.report(WORKER_POOL, pool, wanted)
 
 
 async def read_accelerator(cluster: Cluster, name: str) -> AcceleratorClassSpec | Cause:
@@ -158,3 +139,22 @@ def _parse(pool: Manifest) -> WorkerPoolSpec | Cause:
     except ValidationError as e:
         where = f"{namespace_of(pool)}/{name_of(pool)}"
         return Cause(Reason.INVALID_SPEC, f"WorkerPool {where} is not valid: {'; '.join(violations(e))}")
+
+
+def _state(
+    spec: WorkerPoolSpec, workers: Sequence[Worker], *, deployment: Manifest | None, blocked: Cause | None
+) -> PoolState:
+    template = deployment["spec"]["template"] if deployment else {"metadata": {}}
+    return PoolState(
+        wanted=spec.replicas,
+        template=annotations_of(template).get(TEMPLATE_ANNOTATION, ""),
+        revision=revision_of(spec.model, spec.engine),
+        selector=",".join(f"{key}={value}" for key, value in selector_labels(spec).items()),
+        workers=workers,
+        deployment=deployment,
+        blocked=blocked,
+    )
+
+
+def _outcome(*, changed: bool, retry_after_s: float | None = None) -> Outcome:
+    return Outcome(Result.CHANGED if changed else Result.UNCHANGED, retry_after_s=retry_after_s)

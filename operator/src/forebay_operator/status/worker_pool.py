@@ -87,6 +87,22 @@ def build_pool_status(owner: Manifest, state: PoolState, *, now: datetime) -> Ma
     return {"metadata": {"name": name_of(owner), "namespace": namespace_of(owner)}, "status": status}
 
 
+def build_refused_status(owner: Manifest, cause: Cause, *, now: datetime) -> Manifest:
+    """The status of a WorkerPool whose spec cannot be read: what was counted before, and why nothing is done."""
+    generation, before = owner["metadata"]["generation"], owner.get("status") or {}
+    conditions = [
+        _false(READY, cause.reason.value, cause.message),
+        _false(PROGRESSING, cause.reason.value, cause.message),
+    ]
+    status = {
+        **before,
+        "observedGeneration": generation,
+        "reason": f"{cause.reason.value}: {cause.message}"[:REASON_LENGTH_MAX],
+        "conditions": merge_conditions(before.get("conditions") or [], conditions, generation=generation, now=now),
+    }
+    return {"metadata": {"name": name_of(owner), "namespace": namespace_of(owner)}, "status": status}
+
+
 def _ready(state: PoolState, counts: PoolCounts, cause: Cause | None) -> Condition:
     shown = f"{counts.current}/{state.wanted} workers ready"
     if counts.outdated:
