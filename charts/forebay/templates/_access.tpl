@@ -1,0 +1,92 @@
+{{/*
+What each component may do. "rules" hold in the served namespaces (or everywhere), "clusterRules" are for cluster-scoped
+kinds, "leaseRules" hold in the release's namespace. Each right is one that the component uses; tests/charts checks both ways.
+*/}}
+
+{{- define "forebay.operator.rules" -}}
+- apiGroups: [forebay.dev]
+  resources: [modelservices]
+  verbs: [get, list, watch]
+- apiGroups: [forebay.dev]
+  resources: [workerpools]
+  verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [forebay.dev]
+  resources: [modelservices/status, workerpools/status, workerpools/scale]
+  verbs: [patch]
+- apiGroups: [apps]
+  resources: [deployments]
+  verbs: [get, list, watch, create, patch]
+- apiGroups: [policy]
+  resources: [poddisruptionbudgets]
+  verbs: [get, list, watch, create, patch]
+- apiGroups: [""]
+  resources: [services]
+  verbs: [get, list, watch, create, patch]
+- apiGroups: [""]
+  resources: [pods]
+  verbs: [list, watch, patch]
+- apiGroups: [""]
+  resources: [events]
+  verbs: [get, create, patch]
+{{- end -}}
+
+{{- define "forebay.operator.clusterRules" -}}
+- apiGroups: [forebay.dev]
+  resources: [acceleratorclasses]
+  verbs: [get, list, watch]
+{{- end -}}
+
+{{- define "forebay.router.rules" -}}
+- apiGroups: [forebay.dev]
+  resources: [modelservices]
+  verbs: [list, watch]
+- apiGroups: [""]
+  resources: [pods]
+  verbs: [list, watch]
+{{- end -}}
+
+{{- define "forebay.router.clusterRules" -}}
+{{- end -}}
+
+{{- define "forebay.autoscaler.rules" -}}
+- apiGroups: [forebay.dev]
+  resources: [modelservices, workerpools]
+  verbs: [get, list]
+- apiGroups: [forebay.dev]
+  resources: [modelservices/status]
+  verbs: [patch]
+- apiGroups: [forebay.dev]
+  resources: [workerpools/scale]
+  verbs: [get, patch]
+# To name the autoscaler that fights over a pool.
+- apiGroups: [autoscaling]
+  resources: [horizontalpodautoscalers]
+  verbs: [list]
+- apiGroups: [""]
+  resources: [events]
+  verbs: [create, patch]
+{{- end -}}
+
+{{- define "forebay.autoscaler.clusterRules" -}}
+- apiGroups: [forebay.dev]
+  resources: [acceleratorclasses]
+  verbs: [get, list]
+{{- end -}}
+
+{{/* The Lease by which one of the replicas acts. `create` cannot be bound to a name. */}}
+{{- define "forebay.leaseRules" -}}
+- apiGroups: [coordination.k8s.io]
+  resources: [leases]
+  verbs: [create]
+- apiGroups: [coordination.k8s.io]
+  resources: [leases]
+  resourceNames: [{{ include "forebay.name" . }}]
+  verbs: [get, update]
+{{- end -}}
+
+{{/* The subject of a binding. */}}
+{{- define "forebay.subjects" -}}
+- kind: ServiceAccount
+  name: {{ include "forebay.serviceAccount" . }}
+  namespace: {{ (index . 0).Release.Namespace }}
+{{- end -}}
