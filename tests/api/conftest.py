@@ -2,18 +2,18 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from forebay_localcluster.cluster import Cluster
 from tests.support import api_server
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="session")
-def server(kubernetes_cluster: Any) -> Iterator[api_server.ApiServer]:
+def server(kubernetes_cluster: Cluster) -> Iterator[api_server.ApiServer]:
     """The API server with the CRDs as the chart has them."""
-    with api_server.connect(kubectl=kubernetes_cluster.kubectl, kubeconfig=kubernetes_cluster.kubeconfig) as made:
+    with api_server.connect(kubernetes_cluster) as made:
         api_server.install_crds(made, ROOT / "charts/forebay/crds")
         yield made

@@ -12,6 +12,7 @@ import yaml
 
 from forebay_api.crds import DEFINITIONS, Definition, build_crd, structural_schema
 from forebay_api.names import AUTOSCALER_MANAGER, OPERATOR_MANAGER
+from forebay_localcluster.errors import CommandError
 from tests.api.manifests import FULL, MODEL, locations, places
 from tests.support.api_server import ApiServer, RefusedError
 
@@ -247,7 +248,7 @@ def test_scale_changes_replicas_and_gives_the_selector(server: ApiServer):
     scale = yaml.safe_load(server.kubectl("get", "wp/chat-decode", "--subresource=scale", "-o", "yaml"))
     assert scale["spec"]["replicas"] == 3
     assert scale["status"] == {"replicas": 2, "selector": selector}
-    with pytest.raises(AssertionError, match=r"spec.replicas in body should be less than or equal to 1000"):
+    with pytest.raises(CommandError, match=r"spec.replicas in body should be less than or equal to 1000"):
         server.kubectl("scale", "wp/chat-decode", "--replicas=1001")
 
 

@@ -1,12 +1,11 @@
 """A Kubernetes API server as a test sees it: kubectl as a person runs it, and plain HTTP for tables of many cases.
 
-HTTP goes through `kubectl proxy`, which brings the credentials of the kubeconfig; a refused object comes back as the causes
+HTTP goes through `kubectl proxy`, which brings the administrator's credentials; a refused object comes back as the causes
 that the server found, each with the path of its field.
 """
 
 import json
 import subprocess
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,13 +14,15 @@ from typing import Any
 
 import httpx
 
+from forebay_localcluster.cluster import Cluster
+from tests.support.eventually import eventually
+
 API_PATHS = {
     "ModelService": "/apis/forebay.dev/v1alpha1/namespaces/{namespace}/modelservices",
     "WorkerPool": "/apis/forebay.dev/v1alpha1/namespaces/{namespace}/workerpools",
     "AcceleratorClass": "/apis/forebay.dev/v1alpha1/acceleratorclasses",
 }
-COMMAND_TIMEOUT_S = 60
-PROXY_START_TIMEOUT_S = 10
+SERVED_WITHIN_S = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,24 +43,15 @@ class RefusedError(Exception):
 
 
 class ApiServer:
-    """One server, as the user of a kubeconfig."""
+    """One server, as its administrator."""
 
-    def __init__(self, *, kubectl: Path, kubeconfig: Path, proxy: httpx.Client) -> None:
-        self._command = [str(kubectl), "--kubeconfig", str(kubeconfig)]
+    def __init__(self, cluster: Cluster, proxy: httpx.Client) -> None:
+        self.cluster = cluster
         self._proxy = proxy
 
     def kubectl(self, *arguments: str, stdin: str | None = None) -> str:
-        """What kubectl prints; a failure shows what it complained about."""
-        done = subprocess.run(
-            [*self._command, *arguments],
-            input=stdin,
-            capture_output=True,
-            text=True,
-            timeout=COMMAND_TIMEOUT_S,
-            check=False,
-        )
-        assert done.returncode == 0, f"kubectl {' '.join(arguments)}: {done.stderr.strip()}"
-        return done.stdout
+        """What kubectl prints; CommandError has what it complained about."""
+        return self.cluster.kubectl(*arguments, stdin=stdin)
 
     def create(self, manifest: Mapping[str, Any], *, dry_run: bool = False) -> dict[str, Any]:
         """The object as the server stores it, or would; RefusedError when it does not."""
@@ -115,16 +107,21 @@ class ApiServer:
 
 
 @contextmanager
-def connect(*, kubectl: Path, kubeconfig: Path) -> Iterator[ApiServer]:
-    """The server of a kubeconfig, reached through a kubectl proxy that lives as long as the context."""
-    command = [str(kubectl), "--kubeconfig", str(kubeconfig), "proxy", "--port=0"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as proxy:
+def connect(cluster: Cluster) -> Iterator[ApiServer]:
+    """The server of a cluster, reached through a kubectl proxy that lives as long as the context."""
+    with subprocess.Popen(
+        [str(cluster.layout.bin / "kubectl"), "proxy", "--port=0"],
+        env=cluster.environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as proxy:
         try:
             assert proxy.stdout is not None
             first = proxy.stdout.readline()
             assert first.startswith("Starting to serve on "), first
             with httpx.Client(base_url=f"http://{first.rsplit(' ', 1)[1].strip()}", timeout=30) as client:
-                yield ApiServer(kubectl=kubectl, kubeconfig=kubeconfig, proxy=client)
+                yield ApiServer(cluster, client)
         finally:
             proxy.terminate()
 
@@ -133,12 +130,9 @@ def install_crds(server: ApiServer, folder: Path) -> None:
     """Apply the CRDs and wait until the server serves them."""
     server.kubectl("apply", "--server-side", "--force-conflicts", "-f", str(folder))
     server.kubectl("wait", "--for=condition=Established", "--timeout=30s", "-f", str(folder))
-    deadline_s = time.monotonic() + PROXY_START_TIMEOUT_S
-    while True:
-        try:
-            server.kubectl("get", "modelservices,workerpools,acceleratorclasses", "--all-namespaces")
-        except AssertionError:
-            assert time.monotonic() < deadline_s, "the server does not serve the CRDs"
-            time.sleep(0.1)
-        else:
-            return
+    eventually(
+        lambda: server.kubectl("get", "modelservices,workerpools,acceleratorclasses", "--all-namespaces"),
+        lambda _: True,
+        within_s=SERVED_WITHIN_S,
+        what="the server serves the CRDs",
+    )
