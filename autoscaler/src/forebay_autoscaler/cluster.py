@@ -20,6 +20,7 @@ from kubernetes.aio.client.exceptions import ApiException
 
 from forebay_api.election import LeaseConflictError
 from forebay_api.names import (
+    ACCELERATOR_CLASS_PLURAL,
     API_VERSION,
     AUTOSCALER_MANAGER,
     GROUP,
@@ -110,6 +111,11 @@ class Cluster:
     async def list_worker_pools(self) -> list[dict[str, Any]]:
         """WorkerPools of the watched namespaces."""
         return await self._list_all(WORKER_POOL_PLURAL)
+
+    async def list_accelerator_classes(self) -> list[dict[str, Any]]:
+        """AcceleratorClasses of the cluster."""
+        listed = await self._api.call("GET", f"{_CUSTOM}/{ACCELERATOR_CLASS_PLURAL}", query={"resourceVersion": "0"})
+        return list(listed.get("items") or [])
 
     async def list_horizontal_pod_autoscalers(self, namespace: str) -> list[dict[str, Any]]:
         """HorizontalPodAutoscalers of one namespace."""

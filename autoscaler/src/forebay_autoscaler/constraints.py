@@ -87,7 +87,8 @@ def wait_for_ordered(situation: Situation, proposal: Proposal) -> Proposal:
         return proposal
     paid_for = max(situation.current, need.workers)
     starting = situation.current - situation.counts.ready
-    return proposal.instead(paid_for, Constraint.STARTING, f"{starting} workers are still starting")
+    verb = "worker is" if starting == 1 else "workers are"
+    return proposal.instead(paid_for, Constraint.STARTING, f"{starting} {verb} still starting")
 
 
 def wait_for_growth(situation: Situation, proposal: Proposal) -> Proposal:
@@ -107,9 +108,7 @@ def wait_for_shrinking(situation: Situation, proposal: Proposal) -> Proposal:
     if proposal.replicas >= situation.current or highest is None:
         return proposal
     kept = min(situation.current, max(proposal.replicas, highest))
-    point = situation.needs.last_above(proposal.replicas)
-    ago = f"{situation.now_s - point[0]:.0f} s ago" if point else "lately"
-    why = f"{highest} were needed within the last {length_s:g} s (above {proposal.replicas} until {ago})"
+    why = f"{highest} may have been needed within the last {length_s:g} s"
     return proposal.instead(kept, Constraint.SHRINK_WINDOW, why)
 
 

@@ -19,7 +19,7 @@ from forebay_api.modelservice import AutoscalingMode
 from forebay_api.objective import attainment
 from forebay_autoscaler.budget import Wish, share_budget
 from forebay_autoscaler.constraints import Constraint, Proposal, Rejected, Situation, constrain
-from forebay_autoscaler.learn import Evidence, Learnt, capacity_of, is_idle, latency_of, learn, load_per_worker
+from forebay_autoscaler.learn import Evidence, Facts, Learnt, capacity_of, is_idle, latency_of, learn, load_per_worker
 from forebay_autoscaler.model import (
     Capacity,
     Demand,
@@ -33,6 +33,7 @@ from forebay_autoscaler.model import (
 from forebay_autoscaler.observation import PoolCounts, PoolObservation, ServiceKey, ServiceObservation, Writer
 from forebay_autoscaler.policy import PoolPolicy, ServicePolicy
 from forebay_autoscaler.reasons import explain
+from forebay_autoscaler.seed import expect, mix_of
 from forebay_autoscaler.shares import share_of_role
 from forebay_autoscaler.state import Action, PoolState, ServiceState
 
@@ -82,17 +83,14 @@ def decide(policy: ServicePolicy, state: ServiceState, observation: ServiceObser
     """Decide on every pool of one model service. `now_s` is seconds of a clock that does not go back."""
     seen = {pool.name: (pool, pool.counts) for pool in observation.pools if pool.counts is not None}
     pools = [pool for pool in policy.pools if pool.name in seen]
-    state = _note_queue(state, observation, now_s)
+    state = _note(policy, state, observation, now_s)
     evidence = Evidence(
         latency_of(observation.signals, policy.objective, policy.tuning),
         queued_lately=now_s - state.queued_s < policy.tuning.rate_window_s,
         objective=policy.objective,
         tuning=policy.tuning,
     )
-    views = [
-        _look(policy, pool, state.pools.get(pool.name), seen[pool.name], evidence=evidence, now_s=now_s)
-        for pool in pools
-    ]
+    views = [_look(policy, pool, state, seen[pool.name], evidence=evidence, now_s=now_s) for pool in pools]
     sized = [_size(policy, view, views, observation, evidence=evidence, now_s=now_s) for view in views]
     proposals = _within_budget(policy, sized, [constrain(one.situation, one.proposal) for one in sized])
     decisions = [_conclude(policy, one, proposal) for one, proposal in zip(sized, proposals, strict=True)]
@@ -133,39 +131,45 @@ class Sized:
     proposal: Proposal
 
 
-def _note_queue(state: ServiceState, observation: ServiceObservation, now_s: float) -> ServiceState:
+def _note(policy: ServicePolicy, state: ServiceState, observation: ServiceObservation, now_s: float) -> ServiceState:
+    """The state with what concerns the service as a whole: when requests last waited, and the mean request."""
+    tuning = policy.tuning
+    mix = mix_of(observation.signals, window_s=tuning.rate_window_s, samples_min=tuning.samples_min)
     waiting = sum(waiting_in_workers(pool.signals) or 0.0 for pool in observation.pools)
     queued = waiting + (observation.signals.pending.known or 0.0) >= 1
-    return replace(state, queued_s=now_s) if queued else state
+    return replace(state, mix=mix or state.mix, queued_s=now_s if queued else state.queued_s)
 
 
 def _look(
     policy: ServicePolicy,
     pool: PoolPolicy,
-    memory: PoolState | None,
+    state: ServiceState,
     seen: tuple[PoolObservation, PoolCounts],
     *,
     evidence: Evidence,
     now_s: float,
 ) -> View:
     observed, counts = seen
-    first = memory is None
-    memory = memory or PoolState(writer=counts.writer)
+    first = pool.name not in state.pools
+    memory = state.pools.get(pool.name) or PoolState(writer=counts.writer)
     foreign = None
     if first or counts.writer != memory.writer:
         foreign = None if first else counts.writer
         memory = replace(memory, writer=counts.writer)
         if first or foreign:
-            memory = _record(policy, memory, counts.wanted, now_s)
-    learnt = learn(pool, memory.learnt, counts, observed.signals, evidence=evidence, now_s=now_s)
-    capacity = capacity_of(pool, learnt, observed.signals, policy.objective)
+            memory = _record(policy, memory, need=counts.wanted, to_keep=counts.wanted, now_s=now_s)
+    seed = None
+    if pool.worker is not None and state.mix is not None:
+        seed = expect(pool.worker, pool.role, state.mix, policy.objective, pool.concurrency_max)
+    learnt = learn(pool, memory.learnt, Facts(counts, observed.signals, seed, now_s), evidence)
+    capacity = capacity_of(pool, learnt, policy.objective, seed)
     return View(pool, observed, counts, replace(memory, learnt=learnt), learnt, capacity, foreign)
 
 
-def _record(policy: ServicePolicy, memory: PoolState, need: int, now_s: float) -> PoolState:
+def _record(policy: ServicePolicy, memory: PoolState, *, need: int, to_keep: int, now_s: float) -> PoolState:
     return replace(
         memory,
-        needs=memory.needs.add(now_s, need, length_s=policy.scale_down_window_s),
+        needs=memory.needs.add(now_s, to_keep, length_s=policy.scale_down_window_s),
         shortfalls=memory.shortfalls.add(now_s, -need, length_s=policy.scale_up_window_s),
     )
 
@@ -197,10 +201,8 @@ def _size(
             objective=policy.objective,
             tuning=policy.tuning,
         )
-    current = view.counts.wanted
-    wanted = current if need is None else need.with_backlog
     unknown = _unknown_inputs(view, observation)
-    memory = _record(policy, view.memory, max(wanted, current) if unknown else wanted, now_s)
+    memory = _remember(policy, view, need, unknown, now_s=now_s)
     load = load_per_worker(view.pool.role, view.learnt, view.counts, view.observed.signals)
     situation = Situation(
         policy=policy,
@@ -213,7 +215,20 @@ def _size(
         shortfalls=memory.shortfalls,
         now_s=now_s,
     )
+    wanted = view.counts.wanted if need is None else need.with_backlog
     return Sized(replace(view, memory=memory), demand, situation, Proposal(wanted))
+
+
+def _remember(
+    policy: ServicePolicy, view: View, need: Need | None, unknown: tuple[str, ...], *, now_s: float
+) -> PoolState:
+    """The pool's memory with this need. While inputs are missing, the present number counts as needed."""
+    current, since_s = view.counts.wanted, view.memory.unknown_since_s
+    memory = replace(view.memory, unknown_since_s=(now_s if since_s is None else since_s) if unknown else None)
+    if need is None:
+        return _record(policy, memory, need=current, to_keep=current, now_s=now_s)
+    to_keep = max(need.to_keep, current) if unknown else need.to_keep
+    return _record(policy, memory, need=need.with_backlog, to_keep=to_keep, now_s=now_s)
 
 
 def _demand(policy: ServicePolicy, view: View, views: Sequence[View], observation: ServiceObservation) -> Demand | None:
@@ -242,8 +257,8 @@ def _unknown_inputs(view: View, observation: ServiceObservation) -> tuple[str, .
     inputs = {"arrivals": signals.arrived_per_s, "pending": signals.pending}
     if view.counts.ready > 0:
         inputs |= {"running": own.running, "waiting": own.waiting}
-        if view.capacity.work_s is None and (signals.arrived_per_s.known or 0.0) > 0:
-            inputs |= {"service time": own.service_time_s}
+        if signals.arrived_per_s.known:
+            inputs |= {"finished": own.finished_per_s}
     return tuple(name for name, reading in inputs.items() if reading.known is None)
 
 
@@ -275,6 +290,10 @@ def _conclude(policy: ServicePolicy, one: Sized, proposal: Proposal) -> tuple[Po
     action = _action(one, proposal)
     told = memory.desired if policy.mode is AutoscalingMode.ADVISE else view.counts.wanted
     news = _is_news(memory, action, told=told, desired=proposal.replicas)
+    waited_s = one.situation.now_s - (memory.unknown_since_s or one.situation.now_s)
+    if action is Action.HOLD and waited_s < policy.tuning.rate_window_s:
+        # A new service or worker has no rates in its first window: nothing is said, and nothing shrinks.
+        action, news = memory.action or Action.KEEP, False
     reason = memory.reason
     if news or not reason:
         reason = explain(

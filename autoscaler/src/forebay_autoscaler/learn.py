@@ -3,13 +3,14 @@
 *Work per request* is the measured one, blended with what was known before by the number of samples behind it, so that two odd
 requests at night do not replace a day's knowledge.
 
-*Limit* starts at the engine's own (number of sequences; for prefill the utilisation that the objective allows) and is
-corrected by what finished requests show, once the pool has been of one size for a whole window:
+*Limit* starts at what the capacity model expects, at most the engine's own number of sequences (for prefill at the
+utilisation that the objective allows). Finished requests correct it, once the pool has been of one size for a whole window:
 - requests missed the objective though nothing queued for a window: what the workers carried was too much; the limit
   becomes 0.9 of it;
 - requests queued for a whole window in engines that ran fewer than the limit (no KV cache left, prefill in the way, or a
   lower engine limit than we know): the limit becomes what they ran;
-- the objective is met: the limit rises by 2 % a window towards where it began, so that yesterday's lesson is not for ever.
+- the objective is met: a lowered limit rises by 2 % a window towards where it began, so that yesterday's lesson is not for
+  ever; it rises beyond that, up to the engine's own, only while workers really carry nearly as much.
 A worker that misses the objective with (almost) nothing to do teaches nothing: more workers would not help, and that is said.
 
 *Start-up time* is measured from ordering workers to all of them being ready.
@@ -23,6 +24,7 @@ from forebay_api.objective import Objective
 from forebay_autoscaler.model import Capacity, initial_limit, waiting_in_workers, work_per_request_s
 from forebay_autoscaler.observation import PoolCounts, PoolSignals, ServiceSignals
 from forebay_autoscaler.policy import PoolPolicy, Tuning
+from forebay_autoscaler.seed import Seed
 
 BACK_OFF: Final = 0.9
 """Share of a load that missed the objective which becomes the limit."""
@@ -32,6 +34,8 @@ IDLE_LOAD: Final = 1.5
 """Requests at once in one worker at or below which a missed objective is not the load's fault."""
 IDLE_UTILISATION: Final = 0.3
 """The same for the busy share of a prefill worker."""
+NEARLY_FULL: Final = 0.8
+"""Share of the limit that workers must carry for a met objective to prove that they could carry more."""
 STARTUP_MAX_S: Final = 600.0
 """Longest start-up that is believed; what takes longer was stuck, not starting."""
 
@@ -65,8 +69,18 @@ class Latency:
 
     def missed_by(self, role: Role) -> bool:
         """Whether more requests than the target allows missed what workers of this role decide."""
-        late_first, late_next = self.ttft_met is False, self.tpot_met is False
-        return {Role.PREFILL: late_first, Role.DECODE: late_next, Role.MIXED: late_first or late_next}[role]
+        return any(met is False for met in self._decided_by(role))
+
+    def met_by(self, role: Role) -> bool:
+        """Whether requests are known to have met what workers of this role decide."""
+        return all(met is True for met in self._decided_by(role))
+
+    def _decided_by(self, role: Role) -> tuple[bool | None, ...]:
+        return {
+            Role.PREFILL: (self.ttft_met,),
+            Role.DECODE: (self.tpot_met,),
+            Role.MIXED: (self.ttft_met, self.tpot_met),
+        }[role]
 
 
 def latency_of(signals: ServiceSignals, objective: Objective, tuning: Tuning) -> Latency:
@@ -83,31 +97,13 @@ def latency_of(signals: ServiceSignals, objective: Objective, tuning: Tuning) ->
     )
 
 
-def capacity_of(pool: PoolPolicy, learnt: Learnt, signals: PoolSignals, objective: Objective) -> Capacity:
-    """One worker's capacity as known now."""
-    limit = initial_limit(pool, learnt.work_s, objective)
-    if learnt.limit is not None:
-        limit = min(limit, learnt.limit)
-    return Capacity(learnt.work_s, limit, measured=bool(signals.finished_per_s.known))
-
-
-def learn(
-    pool: PoolPolicy,
-    learnt: Learnt,
-    counts: PoolCounts,
-    signals: PoolSignals,
-    *,
-    evidence: "Evidence",
-    now_s: float,
-) -> Learnt:
-    """Knowledge after one more observation."""
-    learnt = _learn_queue(_learn_sizes(learnt, counts, now_s), counts, signals, now_s)
-    learnt = replace(learnt, work_s=_learn_work_s(pool.role, learnt, counts, signals, evidence.tuning))
-    settled = now_s - max(learnt.limit_changed_s, learnt.ready_changed_s) >= evidence.tuning.rate_window_s
-    if counts.ready == 0 or counts.ready < counts.wanted or not settled:
-        return learnt
-    limit = _learn_limit(pool, learnt, counts, signals, evidence=evidence, now_s=now_s)
-    return learnt if limit == learnt.limit else replace(learnt, limit=limit, limit_changed_s=now_s)
+def capacity_of(pool: PoolPolicy, learnt: Learnt, objective: Objective, seed: Seed | None) -> Capacity:
+    """One worker's capacity as known now; what was never measured is as the capacity model expects."""
+    work_s = learnt.work_s if learnt.work_s is not None or seed is None else seed.work_s
+    limit = initial_limit(pool, work_s, objective, seed) if learnt.limit is None else learnt.limit
+    if pool.role is not Role.PREFILL:
+        limit = min(limit, pool.concurrency_max)
+    return Capacity(work_s, limit, measured=learnt.work_s is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +115,29 @@ class Evidence:
     """Whether requests waited anywhere within the last window: then late first tokens are the queue's doing."""
     objective: Objective
     tuning: Tuning
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What one pool shows now."""
+
+    counts: PoolCounts
+    signals: PoolSignals
+    seed: Seed | None
+    """What the capacity model expects of a worker; None when it cannot say."""
+    now_s: float
+
+
+def learn(pool: PoolPolicy, learnt: Learnt, facts: Facts, evidence: Evidence) -> Learnt:
+    """Knowledge after one more observation."""
+    counts, now_s = facts.counts, facts.now_s
+    learnt = _learn_queue(_learn_sizes(learnt, counts, now_s), counts, facts.signals, now_s)
+    learnt = replace(learnt, work_s=_learn_work_s(pool.role, learnt, facts, evidence.tuning))
+    settled = now_s - max(learnt.limit_changed_s, learnt.ready_changed_s) >= evidence.tuning.rate_window_s
+    if counts.ready == 0 or counts.ready < counts.wanted or not settled:
+        return learnt
+    limit = _learn_limit(pool, learnt, facts, evidence)
+    return learnt if limit == learnt.limit else replace(learnt, limit=limit, limit_changed_s=now_s)
 
 
 def _learn_sizes(learnt: Learnt, counts: PoolCounts, now_s: float) -> Learnt:
@@ -138,10 +157,16 @@ def _learn_queue(learnt: Learnt, counts: PoolCounts, signals: PoolSignals, now_s
     return replace(learnt, queued_since_s=now_s if queued else None)
 
 
-def _learn_work_s(role: Role, learnt: Learnt, counts: PoolCounts, signals: PoolSignals, tuning: Tuning) -> float | None:
+def _learn_work_s(role: Role, learnt: Learnt, facts: Facts, tuning: Tuning) -> float | None:
+    counts, signals, seed = facts.counts, facts.signals, facts.seed
     measured = work_per_request_s(role, signals, counts.ready)
-    if measured is None or learnt.work_s is None:
-        return learnt.work_s if measured is None else measured
+    if measured is None:
+        return learnt.work_s
+    running = signals.running_mean.known
+    if seed is not None and running is not None:
+        measured *= seed.stretch(running / max(1, counts.ready))
+    if learnt.work_s is None:
+        return measured
     samples = (signals.finished_per_s.known or 0.0) * tuning.rate_window_s
     return (measured * samples + learnt.work_s * tuning.samples_min) / (samples + tuning.samples_min)
 
@@ -162,26 +187,20 @@ def is_idle(role: Role, load: float | None) -> bool:
     return load is not None and load <= (IDLE_UTILISATION if role is Role.PREFILL else IDLE_LOAD)
 
 
-def _learn_limit(
-    pool: PoolPolicy,
-    learnt: Learnt,
-    counts: PoolCounts,
-    signals: PoolSignals,
-    *,
-    evidence: Evidence,
-    now_s: float,
-) -> float | None:
-    load = load_per_worker(pool.role, learnt, counts, signals)
+def _learn_limit(pool: PoolPolicy, learnt: Learnt, facts: Facts, evidence: Evidence) -> float | None:
+    load = load_per_worker(pool.role, learnt, facts.counts, facts.signals)
     if load is None or is_idle(pool.role, load):
         return learnt.limit
-    start = initial_limit(pool, learnt.work_s, evidence.objective)
-    limit = start if learnt.limit is None else min(start, learnt.limit)
+    start = initial_limit(pool, learnt.work_s, evidence.objective, facts.seed)
+    limit = start if learnt.limit is None else learnt.limit
     if learnt.queued_since_s is not None:
         cramped = pool.role is not Role.PREFILL and load < BACK_OFF * limit
-        lasted = now_s - learnt.queued_since_s >= evidence.tuning.rate_window_s
+        lasted = facts.now_s - learnt.queued_since_s >= evidence.tuning.rate_window_s
         return load if cramped and lasted else learnt.limit
     latency = replace(evidence.latency, ttft_met=None) if evidence.queued_lately else evidence.latency
     if latency.missed_by(pool.role):
         return min(limit, BACK_OFF * load)
-    raised = limit * RECOVERY
-    return None if learnt.limit is None or raised >= start else raised
+    if not latency.met_by(pool.role):
+        return learnt.limit
+    ceiling = pool.concurrency_max if pool.role is not Role.PREFILL and load >= NEARLY_FULL * limit else start
+    return min(ceiling, limit * RECOVERY) if limit < ceiling else learnt.limit

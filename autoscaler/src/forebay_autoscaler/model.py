@@ -29,11 +29,14 @@ from forebay_api.modelservice import Role
 from forebay_api.objective import Objective
 from forebay_autoscaler.observation import PoolSignals, ServiceSignals
 from forebay_autoscaler.policy import PoolPolicy, Tuning
+from forebay_autoscaler.seed import Seed
 
 UTILISATION_BOUNDS: Final = (0.4, 0.9)
 """Utilisation to which a prefill worker may be loaded, whatever the formula says."""
-BURST_CONFIDENCE: Final = 2.0
+BURST_DEVIATIONS: Final = 1.5
 """Standard deviations by which the burst rate must exceed the mean rate to be taken as a change of demand."""
+PROOF_DEVIATIONS: Final = 2.0
+"""Standard deviations above the measured rate for which the workers that remain after shrinking must suffice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +48,7 @@ class Capacity:
     limit: float
     """Busy share (prefill) or requests at once (else) of one worker within the objective."""
     measured: bool
-    """Whether work_s comes from requests that finished in the present window."""
+    """Whether work_s was ever measured; else the capacity model expects it."""
 
     @property
     def good_rate_per_s(self) -> float | None:
@@ -73,6 +76,9 @@ class Need:
     """Workers for the load, its margin and the running requests."""
     with_backlog: int
     """The same, plus what works off the backlog."""
+    to_keep: int
+    """The same, should the rate be higher than measured by two standard deviations: below this the pool must not shrink. The
+    gap between the two keeps a load near a boundary from moving a worker to and fro."""
     offered: float
     """Mean load, in units of the limit (R)."""
     margin: float
@@ -82,13 +88,13 @@ class Need:
 def demand_rate(signals: ServiceSignals, tuning: Tuning) -> float | None:
     """Requests a second to plan for; None when the arrival rate is unknown.
 
-    A burst counts once it is too large to be chance: its rate less two standard deviations of a Poisson count.
+    A burst counts as far as it is too large to be chance: less 1.5 standard deviations of a Poisson count.
     """
     arrived = signals.arrived_per_s.known
     if arrived is None:
         return None
     burst = signals.burst_per_s.known or 0.0
-    certain_burst = burst - BURST_CONFIDENCE * math.sqrt(burst / tuning.burst_window_s)
+    certain_burst = burst - BURST_DEVIATIONS * math.sqrt(burst / tuning.burst_window_s)
     refused = signals.refused_per_s.known or 0.0
     return max(0.0, max(arrived, certain_burst) - min(refused, arrived))
 
@@ -133,9 +139,11 @@ def utilisation_in_time(work_s: float | None, objective: Objective) -> float:
     return min(high, max(low, 1.0 - work_s * tail / objective.ttft_s))
 
 
-def initial_limit(pool: PoolPolicy, work_s: float | None, objective: Objective) -> float:
+def initial_limit(pool: PoolPolicy, work_s: float | None, objective: Objective, seed: Seed | None) -> float:
     """What one worker should carry before anything is learnt about it."""
-    return utilisation_in_time(work_s, objective) if pool.role is Role.PREFILL else pool.concurrency_max
+    if pool.role is Role.PREFILL:
+        return utilisation_in_time(work_s, objective)
+    return pool.concurrency_max if seed is None or seed.limit is None else min(pool.concurrency_max, seed.limit)
 
 
 def need_of(role: Role, demand: Demand, capacity: Capacity, *, objective: Objective, tuning: Tuning) -> Need:
@@ -143,14 +151,22 @@ def need_of(role: Role, demand: Demand, capacity: Capacity, *, objective: Object
     work_s = capacity.work_s or 0.0
     offered = demand.rate_per_s * work_s
     margin = _margin(role, offered, objective, tuning)
+    uncertain = PROOF_DEVIATIONS * math.sqrt(demand.rate_per_s / tuning.rate_window_s) * work_s
+    offered_at_most = offered + uncertain
+    margin_at_most = _margin(role, offered_at_most, objective, tuning)
     # Running requests hold their slots whatever the rate says: it may be unmeasured, or just have fallen.
     in_work = 0.0 if role is Role.PREFILL else demand.running
-    load = max(offered + margin, in_work)
     backlog = demand.backlog * (capacity.work_s or _unmeasured_work_s(role, objective, tuning)) / tuning.drain_horizon_s
     some = 1 if demand.rate_per_s > 0 or demand.backlog > 0 or demand.running > 0 else 0
+
+    def workers(load: float) -> int:
+        # A hair above a whole number is rounding of floats, not demand for one more worker.
+        return max(some, math.ceil(load / capacity.limit - 1e-9))
+
     return Need(
-        workers=max(some, _workers(load, capacity.limit)),
-        with_backlog=max(some, _workers(load + backlog, capacity.limit)),
+        workers=workers(max(offered + margin, in_work)),
+        with_backlog=workers(max(offered + margin, in_work) + backlog),
+        to_keep=workers(max(offered_at_most + margin_at_most, in_work) + backlog),
         offered=offered,
         margin=margin,
     )
@@ -166,11 +182,6 @@ def _margin(role: Role, offered: float, objective: Objective, tuning: Tuning) ->
         return 0.0
     quantile = NormalDist().inv_cdf(min(objective.target, 0.9999))
     return max(quantile * math.sqrt(offered), tuning.headroom * offered)
-
-
-def _workers(load: float, limit: float) -> int:
-    # A hair above a whole number is rounding of floats, not demand for one more worker.
-    return math.ceil(load / limit - 1e-9)
 
 
 def backlog_to_order(backlog: float, *, rate_per_s: float, ready: int, capacity: Capacity, startup_s: float) -> float:

@@ -13,8 +13,8 @@ from forebay_api.names import AUTOSCALER_MANAGER, INITIAL_REPLICAS_MANAGER, OPER
 from forebay_autoscaler.observation import PoolCounts, Writer
 
 OWN_MANAGERS: Final = frozenset({AUTOSCALER_MANAGER, INITIAL_REPLICAS_MANAGER, OPERATOR_MANAGER})
-UNSCHEDULABLE: Final = "Unschedulable"
-"""Reason of a WorkerPool's Ready condition while its workers find no node."""
+CANNOT_START: Final = frozenset({"Unschedulable", "PodsNotCreated"})
+"""Reasons of a WorkerPool's Ready condition while its workers find no node, or a quota refuses them."""
 _AUTOSCALING_MANAGERS: Final = ("kube-controller-manager", "horizontal-pod-autoscaler", "keda")
 
 
@@ -26,7 +26,7 @@ def counts_of(pool: Mapping[str, Any]) -> PoolCounts:
         wanted=int(pool["spec"].get("replicas", 1)),
         ready=int(status.get("ready") or 0),
         draining=int(status.get("draining") or 0),
-        unschedulable=ready.get("reason") == UNSCHEDULABLE,
+        unschedulable=ready.get("reason") in CANNOT_START,
         writer=foreign_writer(pool["metadata"].get("managedFields") or ()),
     )
 

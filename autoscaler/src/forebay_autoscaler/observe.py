@@ -7,10 +7,14 @@ decide on, and ClusterError ends the cycle.
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from http import HTTPStatus
 from typing import Any
 
+from pydantic import ValidationError
+
+from forebay_api.acceleratorclass import AcceleratorClassSpec
 from forebay_api.modelservice import AutoscalingMode
 from forebay_api.names import worker_pool_name
 from forebay_autoscaler.cluster import Cluster
@@ -64,6 +68,7 @@ class Observer:
         self._tuning = tuning
         self._stale_after_s = stale_after_s
         self._policies: dict[ServiceKey, ServicePolicy] = {}
+        self._accelerators_seen: Mapping[str, AcceleratorClassSpec] = {}
 
     async def look(self) -> Look:
         """Observe every model service; ClusterError when the API server does not answer."""
@@ -71,11 +76,12 @@ class Observer:
             async with asyncio.TaskGroup() as group:
                 services = group.create_task(self._cluster.list_model_services())
                 pools = group.create_task(self._cluster.list_worker_pools())
+                classes = group.create_task(self._accelerators())
                 answers = group.create_task(self._ask_all())
         except ExceptionGroup as errors:
             raise errors.exceptions[0] from errors
         samples, failed = answers.result()
-        policies, unreadable = self._read_policies(services.result())
+        policies, unreadable = self._read_policies(services.result(), classes.result())
         by_name = {(pool["metadata"]["namespace"], pool["metadata"]["name"]): pool for pool in pools.result()}
         signals = Signals(samples, stale_after_s=self._stale_after_s)
         trouble = next(iter(failed.values()), "")
@@ -87,8 +93,10 @@ class Observer:
         return Look(tuple(await self._find_rivals(subjects)), failed, unreadable)
 
     def _read_policies(
-        self, services: Sequence[Mapping[str, Any]]
+        self, services: Sequence[Mapping[str, Any]], accelerators: Mapping[str, AcceleratorClassSpec]
     ) -> tuple[dict[ServiceKey, ServicePolicy], dict[ServiceKey, str]]:
+        if accelerators != self._accelerators_seen:
+            self._policies, self._accelerators_seen = {}, accelerators
         policies: dict[ServiceKey, ServicePolicy] = {}
         unreadable: dict[ServiceKey, str] = {}
         for stored in services:
@@ -98,11 +106,25 @@ class Observer:
                 policies[key] = kept
                 continue
             try:
-                policies[key] = policy_of(stored, self._tuning)
+                policies[key] = policy_of(stored, self._tuning, accelerators)
             except ValueError as error:  # pydantic's ValidationError is one
                 unreadable[key] = str(error)
         self._policies = policies
         return policies, unreadable
+
+    async def _accelerators(self) -> dict[str, AcceleratorClassSpec]:
+        """Accelerators by name. Without the right to see them, pools are sized by measurement alone."""
+        try:
+            stored = await self._cluster.list_accelerator_classes()
+        except ClusterError as error:
+            if error.status == HTTPStatus.FORBIDDEN:
+                return {}
+            raise
+        accelerators = {}
+        for one in stored:
+            with suppress(ValidationError):
+                accelerators[str(one["metadata"]["name"])] = AcceleratorClassSpec.model_validate(one["spec"])
+        return accelerators
 
     async def _ask_all(self) -> tuple[dict[Signal, list[Sample]], dict[Signal, str]]:
         limit = asyncio.Semaphore(QUERIES_AT_ONCE)

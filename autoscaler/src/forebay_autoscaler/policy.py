@@ -1,16 +1,24 @@
 """What a ModelService asks of the autoscaler, in numbers. Pure: spec in, `ServicePolicy` out."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
+from forebay_api.acceleratorclass import AcceleratorClassSpec
 from forebay_api.durations import parse_duration_s
 from forebay_api.modelservice import AutoscalingMode, ModelServiceSpec, Pool, Role
 from forebay_api.objective import Objective
 from forebay_autoscaler.observation import ServiceKey
+from forebay_capacity.errors import CapacityError
+from forebay_capacity.fits import worker_of_pool
+from forebay_capacity.performance import MAX_SEQUENCES
+from forebay_capacity.worker import Worker
 
 DEFAULT_SEQUENCES_MAX: Final = 256
-"""vLLM's limit on concurrent sequences when --max-num-seqs is not given."""
+"""vLLM's limit on concurrent sequences on small GPUs when --max-num-seqs is not given."""
+LARGE_MEMORY_BYTES: Final = 70 * 1024**3
+"""GPU memory from which vLLM's default is the capacity model's MAX_SEQUENCES."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +51,8 @@ class PoolPolicy:
     """Accelerators of one worker."""
     concurrency_max: float
     """Requests one worker can run at once, by the engine's limits."""
+    worker: Worker | None = None
+    """The worker as the capacity model sees it; None when model or accelerator are not known to it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +71,9 @@ class ServicePolicy:
     tuning: Tuning = Tuning()
 
 
-def policy_of(model_service: Mapping[str, Any], tuning: Tuning) -> ServicePolicy:
+def policy_of(
+    model_service: Mapping[str, Any], tuning: Tuning, accelerators: Mapping[str, AcceleratorClassSpec]
+) -> ServicePolicy:
     """The policy of a ModelService object; pydantic.ValidationError or ValueError when the spec cannot be read."""
     metadata = model_service["metadata"]
     spec = ModelServiceSpec.model_validate(model_service["spec"])
@@ -75,27 +87,35 @@ def policy_of(model_service: Mapping[str, Any], tuning: Tuning) -> ServicePolicy
         budget_gpus=scaling.budget.gpus if scaling.budget else None,
         scale_up_window_s=parse_duration_s(scaling.scale_up_stabilization),
         scale_down_window_s=parse_duration_s(scaling.scale_down_stabilization),
-        pools=tuple(_pool_policy(pool, spec.engine.args) for pool in spec.pools),
+        pools=tuple(_pool_policy(spec, pool, accelerators.get(pool.accelerator)) for pool in spec.pools),
         tuning=tuning,
     )
 
 
-def _pool_policy(pool: Pool, engine_args: Sequence[str]) -> PoolPolicy:
+def _pool_policy(spec: ModelServiceSpec, pool: Pool, accelerator: AcceleratorClassSpec | None) -> PoolPolicy:
+    worker = None
+    if accelerator is not None:
+        with suppress(CapacityError):  # a model or hardware without a known shape is sized by measurement alone
+            worker = worker_of_pool(spec, pool, accelerator)
+    default = DEFAULT_SEQUENCES_MAX
+    if worker is not None and worker.accelerator.memory_bytes >= LARGE_MEMORY_BYTES:
+        default = MAX_SEQUENCES
     return PoolPolicy(
         name=pool.name,
         role=pool.role,
         replicas_min=pool.replicas.min,
         replicas_max=pool.replicas.max,
         gpus=pool.parallelism.accelerators,
-        concurrency_max=sequences_max(engine_args) * pool.parallelism.data,
+        concurrency_max=sequences_max(spec.engine.args, default) * pool.parallelism.data,
+        worker=worker,
     )
 
 
-def sequences_max(engine_args: Sequence[str]) -> float:
-    """The engine's limit on concurrent sequences, from its flags; vLLM's default when it is not there or no number."""
+def sequences_max(engine_args: Sequence[str], default: int) -> float:
+    """The engine's limit on concurrent sequences, from its flags; the default when it is not there or no number."""
     for position, argument in enumerate(engine_args):
         flag, _, value = argument.partition("=")
         if flag == "--max-num-seqs":
             text = value or (engine_args[position + 1] if position + 1 < len(engine_args) else "")
-            return float(text) if text.isdigit() and int(text) > 0 else float(DEFAULT_SEQUENCES_MAX)
-    return float(DEFAULT_SEQUENCES_MAX)
+            return float(text) if text.isdigit() and int(text) > 0 else float(default)
+    return float(default)

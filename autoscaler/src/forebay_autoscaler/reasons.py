@@ -50,7 +50,8 @@ def _facts(demand: Demand | None, capacity: Capacity) -> str:
         if demand.backlog >= 1:
             facts.append(f"{number(demand.backlog)} requests wait")
     else:
-        facts.append(f"one worker does {number(good_rate)} good/s")
+        does = "does" if capacity.measured else "should do"
+        facts.append(f"one worker {does} {number(good_rate)} good/s")
         if demand.backlog >= 1:
             facts.append(f"{number(demand.backlog / max(good_rate, demand.rate_per_s))} s of backlog")
     return ", ".join(facts)

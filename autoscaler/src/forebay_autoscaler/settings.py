@@ -15,6 +15,8 @@ from forebay_api.names import AUTOSCALER_MANAGER, CONTROL_PORT
 from forebay_autoscaler.policy import Tuning
 
 SERVICE_ACCOUNT_NAMESPACE: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+ATTAINMENT_WINDOWS: Final = 5
+STATUS_INTERVAL_MIN_S: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,14 +130,26 @@ _OPTIONS: Final = (
     _Option(
         "--burst-window", "20s", _duration, "short window that sees a step early; at least two scrape intervals", "TIME"
     ),
-    _Option("--attainment-window", "5m", _duration, "window of attainment and goodput in status", "TIME"),
+    _Option(
+        "--attainment-window",
+        None,
+        _duration,
+        "window of attainment and goodput in status; five rate windows by default",
+        "TIME",
+    ),
     _Option("--stale-after", "1m", _duration, "age at which data is not acted on any more", "TIME"),
-    _Option("--drain-horizon", "30s", _duration, "time in which waiting requests should be worked off", "TIME"),
+    _Option(
+        "--drain-horizon",
+        None,
+        _duration,
+        "time in which waiting requests should be worked off; half a rate window by default",
+        "TIME",
+    ),
     _Option(
         "--status-interval",
-        "10s",
+        None,
         _duration,
-        "shortest time between two status writes for changed numbers alone",
+        "shortest time between two status writes for changed numbers alone; the interval by default, at least 5s",
         "TIME",
     ),
     _Option("--timeout", "5s", _duration, "longest time of one call to Prometheus or the API server", "TIME"),
@@ -170,14 +184,14 @@ def parse_settings(arguments: Sequence[str], environment: Mapping[str, str]) -> 
         control_host=host,
         control_port=port,
         interval_s=given["interval"],
-        attainment_window_s=given["attainment_window"],
+        attainment_window_s=given["attainment_window"] or ATTAINMENT_WINDOWS * given["rate_window"],
         stale_after_s=given["stale_after"],
-        status_interval_s=given["status_interval"],
+        status_interval_s=given["status_interval"] or max(STATUS_INTERVAL_MIN_S, given["interval"]),
         timeout_s=given["timeout"],
         tuning=Tuning(
             rate_window_s=given["rate_window"],
             burst_window_s=given["burst_window"],
-            drain_horizon_s=given["drain_horizon"],
+            drain_horizon_s=given["drain_horizon"] or given["rate_window"] / 2,
         ),
         elects=given["leader_election"],
         lease_name=given["lease_name"],

@@ -6,6 +6,7 @@ from enum import StrEnum
 
 from forebay_autoscaler.learn import Learnt
 from forebay_autoscaler.observation import Writer
+from forebay_autoscaler.seed import Mix
 from forebay_autoscaler.window import Window
 
 
@@ -30,8 +31,11 @@ class PoolState:
 
     learnt: Learnt = field(default_factory=Learnt)
     needs: Window = field(default_factory=Window)
+    """What might have been needed (Need.to_keep), for shrinking."""
     shortfalls: Window = field(default_factory=Window)
-    """Negated needs."""
+    """What was needed, negated, for growing."""
+    unknown_since_s: float | None = None
+    """Since when inputs have been missing; None while none is."""
     writer: Writer | None = None
     """Foreign writer of spec.replicas that was last reported."""
     action: Action | None = None
@@ -47,3 +51,5 @@ class ServiceState:
     pools: Mapping[str, PoolState] = field(default_factory=dict)
     queued_s: float = float("-inf")
     """When requests last waited anywhere."""
+    mix: Mix | None = None
+    """The mean request when there last were enough of them."""

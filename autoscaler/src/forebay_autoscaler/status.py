@@ -24,7 +24,7 @@ SOURCES: Final = {
     "pending": "forebay_router_requests_pending",
     "running": "vllm:num_requests_running",
     "waiting": "vllm:num_requests_waiting",
-    "service time": "vllm:request_inference_time_seconds",
+    "finished": "vllm:request_inference_time_seconds_count",
 }
 """The series behind each input, so that a message names what to look for."""
 

@@ -24,7 +24,3 @@ class Window:
     def maximum(self, now_s: float, *, length_s: float) -> int | None:
         """The largest value recorded in the last `length_s`; None when there is none."""
         return max((value for at_s, value in self.points if at_s >= now_s - length_s), default=None)
-
-    def last_above(self, value: int) -> tuple[float, int] | None:
-        """The newest point above `value`: what keeps the maximum up."""
-        return next((point for point in reversed(self.points) if point[1] > value), None)
