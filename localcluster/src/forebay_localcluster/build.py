@@ -92,13 +92,15 @@ def lanes(cores: int) -> int:
     return max(1, min(3, cores // 4))
 
 
-def go_build(toolchain: Toolchain, module: Module, programs: Iterable[Program], *, output: Path) -> list[str]:
+def go_build(toolchain: Toolchain, module: Module, programs: Sequence[Program], *, output: Path) -> list[str]:
     """Return the `go build` command that writes these programs of a module into the folder `output`."""
     recipe = module.recipe
+    # Go names several programs after their packages, which is right; a single one is named here (etcd's is `server`).
+    target = f"{output}/" if len(programs) > 1 else str(output / programs[0])
     tags = ["-tags", ",".join(recipe.tags)] if recipe.tags else []
     return [
         *(str(toolchain.go), "build", "-v", "-trimpath", *tags),
-        *("-ldflags", linker_flags(recipe, module.version), "-o", f"{output}/"),
+        *("-ldflags", linker_flags(recipe, module.version), "-o", target),
         *(recipe.packages[program] for program in programs),
     ]
 
@@ -146,13 +148,15 @@ class _Builder:
         programs = self.cache / "programs"
         with tempfile.TemporaryDirectory(prefix=".build-", dir=programs) as folder:
             tasks = _tasks(modules, missing, Path(folder))
-            with ThreadPoolExecutor(max_workers=lanes(os.cpu_count() or 1) + 1) as pool:
-                ahead = pool.submit(self._fetch_ahead, tasks)
+            with (
+                ThreadPoolExecutor(max_workers=lanes(os.cpu_count() or 1)) as pool,
+                ThreadPoolExecutor(max_workers=1) as fetching,
+            ):
+                fetching.submit(self._fetch_ahead, tasks)
                 try:
                     self._watch([pool.submit(self._build, task) for task in tasks], tasks, len(missing))
                 finally:
                     self._cancel()
-                    wait([ahead])
 
     def _watch(self, pending: Iterable[Future[None]], tasks: Sequence[_Task], total: int) -> None:
         waiting = set(pending)

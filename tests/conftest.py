@@ -1,0 +1,3 @@
+"""Fixtures for every component's tests."""
+
+pytest_plugins = ["tests.support.cluster"]
