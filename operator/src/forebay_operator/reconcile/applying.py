@@ -54,15 +54,10 @@ class Applier:
     metrics: Metrics
     _settled: dict[str, tuple[str, str]] = field(default_factory=dict)
 
-    async def apply(self, resource: Resource, manifest: Manifest, *, owner: Owner) -> tuple[Manifest, bool]:
-        """The stored object and whether this changed it; reads the existing one first."""
-        existing = await self.cluster.get(resource, namespace_of(manifest), name_of(manifest))
-        return await self.apply_over(existing, resource, manifest, owner=owner)
-
     async def apply_over(
         self, existing: Manifest | None, resource: Resource, manifest: Manifest, *, owner: Owner
     ) -> tuple[Manifest, bool]:
-        """As `apply`, over an existing object that was just read."""
+        """Apply over what was just read (None where it is absent); the stored object and whether its content changed."""
         check_ours(resource, existing, owner=owner.manifest)
         wanted = with_digest(manifest)
         if existing is not None and self._is_settled(existing, wanted):

@@ -114,8 +114,7 @@ class ModelServiceReconciler:
         manifest = build_worker_pool(service, spec, pool)
         if existing is None:
             existing = await self.cluster.get(WORKER_POOL, namespace_of(manifest), name_of(manifest))
-        was_applied = (service.get("status") or {}).get("observedGeneration") is not None
-        owner = Owner(MODEL_SERVICE, service, was_applied=was_applied and existing is not None)
+        owner = Owner(MODEL_SERVICE, service, was_applied=_was_reported(service, pool.name))
         if existing is None:
             return await self._create(service, manifest, replicas=pool.replicas.min, owner=owner)
         if _owns_replicas(existing):
@@ -183,6 +182,12 @@ def can_prune(staying: Sequence[PoolView]) -> bool:
 def _views(spec: ModelServiceSpec | None, pools: Iterable[Manifest]) -> list[PoolView]:
     named = {pool.name for pool in spec.pools} if spec else None
     return [view_pool(pool, leaving=named is not None and pool["spec"]["pool"]["name"] not in named) for pool in pools]
+
+
+def _was_reported(service: Manifest, pool: str) -> bool:
+    """Whether the service's status counts a pool, so that its WorkerPool has existed."""
+    pools = (service.get("status") or {}).get("pools") or []
+    return any(one["name"] == pool and "replicas" in one for one in pools)
 
 
 def _owns_replicas(pool: Manifest) -> bool:

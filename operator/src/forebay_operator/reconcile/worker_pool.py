@@ -105,16 +105,21 @@ class WorkerPoolReconciler:
         self, pool: Manifest, spec: WorkerPoolSpec, manifest: Manifest, *, deployment: Manifest | None
     ) -> tuple[Manifest, bool]:
         """The stored Deployment, and whether it or another child changed."""
-        was_applied = (pool.get("status") or {}).get("observedGeneration") is not None
+        wanted = {SERVICE: build_service(pool, spec), DISRUPTION_BUDGET: build_disruption_budget(pool, spec)}
+        name, namespace = name_of(pool), namespace_of(pool)
+        found = {resource: await self.cluster.get(resource, namespace, name) for resource in wanted}
+        # Children are made together, so an absent one beside an existing one was deleted by somebody.
+        was_applied = deployment is not None or all(found.values())
         owner = Owner(WORKER_POOL, pool, was_applied=was_applied)
         if deployment is not None and is_scaled_up_by_others(deployment):
             what = "had been scaled by others and is put right"
             await self.applier.report_drift(DEPLOYMENT, deployment, owner=owner, what=what)
-        _, service_changed = await self.applier.apply(SERVICE, build_service(pool, spec), owner=owner)
-        budget = build_disruption_budget(pool, spec)
-        _, budget_changed = await self.applier.apply(DISRUPTION_BUDGET, budget, owner=owner)
-        stored, changed = await self.applier.apply_over(deployment, DEPLOYMENT, manifest, owner=owner)
-        return stored, changed or service_changed or budget_changed
+        changed = False
+        for resource, child in wanted.items():
+            _, written = await self.applier.apply_over(found[resource], resource, child, owner=owner)
+            changed = changed or written
+        stored, written = await self.applier.apply_over(deployment, DEPLOYMENT, manifest, owner=owner)
+        return stored, changed or written
 
     async def _report(self, pool: Manifest, wanted: Manifest) -> bool:
         return await self.reporter.report(WORKER_POOL, pool, wanted)
