@@ -18,6 +18,8 @@ class Adapter:
 
     name: str
     path: str
+    number: int
+    """From 1, in order of loading; never used twice."""
     created: int = field(default_factory=lambda: int(time.time()))
 
 
@@ -27,7 +29,10 @@ class Adapters:
     def __init__(self, settings: EngineSettings) -> None:
         self._settings = settings
         self._created = int(time.time())
-        self._adapters = {name: Adapter(name, path) for name, path in settings.lora_modules}
+        self._adapters: dict[str, Adapter] = {}
+        self._number = 0
+        for name, path in settings.lora_modules:
+            self._add(name, path)
 
     def find(self, model: str | None) -> Adapter | None:
         """Return the adapter of a model name, None for the base model. Raises `ApiError` 404."""
@@ -49,8 +54,12 @@ class Adapters:
             raise ApiError(400, message, "InvalidUserInput")
         if not Path(path).exists() and not path.startswith("hf://"):
             raise not_found(f"Loading lora {name} failed: No adapter found for {path}")
-        self._adapters[name] = Adapter(name, path)
+        self._add(name, path)
         return f"Success: LoRA adapter '{name}' added successfully."
+
+    def _add(self, name: str, path: str) -> None:
+        self._number += 1
+        self._adapters[name] = Adapter(name, path, self._number)
 
     def unload(self, name: str) -> str:
         """Drop an adapter and return the answer's text. Raises `ApiError`."""

@@ -46,7 +46,8 @@ Simulation only (each also as an environment variable):
   --sim-output-tokens N     FOREBAY_SIM_OUTPUT_TOKENS  median length of answers without max_tokens (256)
 
 Also read: VLLM_NIXL_SIDE_CHANNEL_HOST, VLLM_NIXL_SIDE_CHANNEL_PORT, VLLM_API_KEY, VLLM_SERVER_DEV_MODE,
-VLLM_ALLOW_RUNTIME_LORA_UPDATING, VLLM_HTTP_TIMEOUT_KEEP_ALIVE, VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES, PYTHONHASHSEED.
+VLLM_ALLOW_RUNTIME_LORA_UPDATING, VLLM_HTTP_TIMEOUT_KEEP_ALIVE, VLLM_HOST_IP, VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES,
+PYTHONHASHSEED.
 
 Answers: a request with max_tokens gets exactly that many words, drawn from its prompt; one without gets a natural length.
 """
@@ -352,7 +353,8 @@ def _events(
         parser.error(f"argument --kv-events-config: publisher must be zmq or null, got {publisher!r}")
     plain = {key: config[key] for key in known - {"enable_kv_cache_events", "publisher"} if key in config}
     integers = _truth(environment, "VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES", default=True)
-    return EventSettings(enabled=enabled, publisher=publisher, integer_hashes=integers, **plain)
+    host = environment.get("VLLM_HOST_IP") or None
+    return EventSettings(enabled=enabled, publisher=publisher, integer_hashes=integers, host=host, **plain)
 
 
 def _hash_seed(environment: Mapping[str, str]) -> str:

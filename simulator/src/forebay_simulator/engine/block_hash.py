@@ -98,7 +98,7 @@ class BlockHasher:
 class TokenSequence:
     """The token ids of a request, prompt and output, with the hashes of its full blocks computed when asked for."""
 
-    __slots__ = ("_digests", "_hasher", "adapter", "ids", "prompt", "salt")
+    __slots__ = ("_digests", "_hasher", "adapter", "adapter_number", "ids", "prompt", "salt", "session")
 
     def __init__(
         self, prompt: list[int], hasher: BlockHasher, *, adapter: tuple[str, str] | None = None, salt: str | None = None
@@ -110,6 +110,10 @@ class TokenSequence:
         self.adapter = adapter
         """LoRA name and path."""
         self.salt = salt
+        self.adapter_number: int | None = None
+        """The engine's number of the adapter, and"""
+        self.session: str | None = None
+        """the client's name of the session: not hashed, but told in KV events."""
         self._hasher = hasher
         self._digests: list[bytes] = []
 

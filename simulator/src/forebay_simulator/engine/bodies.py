@@ -189,6 +189,8 @@ class Options:
     kv_transfer: dict[str, Any] | None
     full_cache_report: bool
     """`vllm_xargs.kv_cache_report_mode` is "full": a cache hit is published too."""
+    session: str | None
+    """`session_id` of the body or the header X-Session-ID."""
     xargs_transfer: bool
     """`vllm_xargs` holds a `kv_transfer_params` string, which the engine stumbles over."""
 
@@ -227,7 +229,7 @@ class Options:
             raise bad_request("stop cannot contain an empty string.")
 
 
-def read_options(fields: Fields, *, default_max_tokens: int | None) -> Options:
+def read_options(fields: Fields, *, default_max_tokens: int | None, session: str | None) -> Options:
     """Read the common fields; problems go to `fields`."""
     limit = fields.integer("max_completion_tokens")
     if limit is None:
@@ -251,6 +253,7 @@ def read_options(fields: Fields, *, default_max_tokens: int | None) -> Options:
         returns_token_ids=fields.switch("return_token_ids"),
         kv_transfer=fields.mapping("kv_transfer_params"),
         full_cache_report=xargs.get("kv_cache_report_mode") == "full",
+        session=fields.text("session_id") or session,
         xargs_transfer=isinstance(xargs.get("kv_transfer_params"), str),
     )
 

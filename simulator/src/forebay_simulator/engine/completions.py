@@ -7,6 +7,8 @@ once and no counter shows it.
 
 from __future__ import annotations
 
+import asyncio
+import json
 import uuid
 from collections.abc import Sequence
 
@@ -27,7 +29,7 @@ def chat(engine: Engine, exchange: Exchange) -> None:
     body = read_json(exchange.headers.get(b"content-type"), exchange.body)
     fields = Fields(body)
     messages = read_messages(fields)
-    options = read_options(fields, default_max_tokens=None)
+    options = read_options(fields, default_max_tokens=None, session=_session(exchange))
     fields.check()
     options.check()
     engine.adapters.find(options.model)
@@ -41,13 +43,18 @@ def complete(engine: Engine, exchange: Exchange) -> None:
     """Answer POST /v1/completions."""
     body = read_json(exchange.headers.get(b"content-type"), exchange.body)
     fields = Fields(body)
-    options = read_options(fields, default_max_tokens=COMPLETION_MAX_TOKENS)
+    options = read_options(fields, default_max_tokens=COMPLETION_MAX_TOKENS, session=_session(exchange))
     fields.check()
     options.check()
     engine.adapters.find(options.model)
     encode = engine.tokenizer.encode
     prompts = [encode(prompt) if isinstance(prompt, str) else prompt for prompt in read_prompts(body, fields)]
     _run(engine, exchange, COMPLETION, options, prompts)
+
+
+def _session(exchange: Exchange) -> str | None:
+    name = exchange.headers.get(b"x-session-id")
+    return None if name is None else name.decode("latin-1")
 
 
 def _run(engine: Engine, exchange: Exchange, dialect: Dialect, options: Options, prompts: Sequence[list[int]]) -> None:
@@ -76,8 +83,11 @@ def _run(engine: Engine, exchange: Exchange, dialect: Dialect, options: Options,
         engine.core.die()
         return
     exchange.on_disconnect = lambda: _abort(engine, response)
+    _add_load_header(engine, exchange)
     if options.stream:
         exchange.start_stream()
+        if engine.settings.sse_keep_alive_s is not None:
+            keep_alive(exchange, engine.settings.sse_keep_alive_s)
     for generation in response.generations:
         engine.submit(generation)
 
@@ -95,6 +105,33 @@ def _prepare(engine: Engine, response: Response, listener: Listener, prompts: Se
 def _abort(engine: Engine, response: Response) -> None:
     for generation in response.generations:
         engine.core.abort(generation, counted=False)
+
+
+def _add_load_header(engine: Engine, exchange: Exchange) -> None:
+    """Report load in the response's head, in ORCA's formats, to whoever asks for it."""
+    wanted = exchange.headers.get(b"endpoint-load-metrics-format", b"").upper()
+    if wanted not in (b"JSON", b"TEXT"):
+        return
+    waiting = engine.metrics.get("vllm:num_requests_waiting")
+    usage = engine.metrics.get("vllm:kv_cache_usage_perc")
+    named = {"num_requests_waiting": float(waiting), "kv_cache_usage_perc": float(usage)}
+    if wanted == b"JSON":
+        text = "JSON " + json.dumps({"named_metrics": named})
+    else:
+        text = "TEXT " + ", ".join(f"named_metrics.{name}={value}" for name, value in named.items())
+    exchange.extra_headers += b"endpoint-load-metrics: %b\r\n" % text.encode()
+
+
+def keep_alive(exchange: Exchange, interval_s: float) -> None:
+    """Write a comment line at this interval while nothing has been written."""
+
+    def beat() -> None:
+        if exchange.open and not exchange.written:
+            exchange.write(b": keep-alive\n\n", counts=False)
+            loop.call_later(interval_s, beat)
+
+    loop = asyncio.get_running_loop()
+    loop.call_later(interval_s, beat)
 
 
 class PlainAnswer(WholeAnswer):

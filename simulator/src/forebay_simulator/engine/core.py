@@ -42,8 +42,6 @@ class EngineCore:
         self.on_step: Callable[[], None] | None = None
         """Called when a step has ended (KV events)."""
         self.on_death: Callable[[], None] | None = None
-        self.on_idle: Callable[[], None] | None = None
-        """Called when the last generation has ended."""
         self._speed = speed
         self._loop = asyncio.get_running_loop()
         self._step: Step | None = None
@@ -51,6 +49,7 @@ class EngineCore:
         self._timer: asyncio.Handle | None = None
         self._frozen = False
         self._paused = False
+        self._idle_calls: list[Callable[[], None]] = []
         self._parked: list[Generation] = []
         """Generations that came while paused."""
         self._lease_timer: asyncio.TimerHandle | None = None
@@ -86,9 +85,25 @@ class EngineCore:
         self._after_end()
         self._wake()
 
-    def abort_all(self, *, counted: bool) -> int:
-        """End every generation with reason abort and tell the listeners. Returns how many there were."""
-        generations = list(self.generations.values())
+    @property
+    def running(self) -> int:
+        """Generations that are not parked by a pause."""
+        return len(self.generations) - len(self._parked)
+
+    def when_idle(self, call: Callable[[], None]) -> None:
+        """Call once when no generation is left that is not parked."""
+        self._idle_calls.append(call)
+
+    def abort_all(self, *, counted: bool, names: tuple[str, ...] | None = None) -> int:
+        """End every generation (whose request id starts with one of the names) with reason abort.
+
+        The listeners are told. Returns how many there were.
+        """
+        generations = [
+            generation
+            for request_id, generation in self.generations.items()
+            if names is None or request_id.startswith(names)
+        ]
         for generation in generations:
             self.abort(generation, counted=counted)
             generation.listener.on_finish(generation, None)
@@ -195,8 +210,6 @@ class EngineCore:
             self._run(step)
         elif step.fetches:
             self.recorder.gauges(self.scheduler)
-        if not step.work and self.on_step is not None:
-            self.on_step()
         for request in step.fetches:  # last: a fetch that fails at once wakes the core
             self._fetch(request)
 
@@ -257,8 +270,11 @@ class EngineCore:
         self.start_fetch(generation)
 
     def _after_end(self) -> None:
-        if not self.generations and self.on_idle is not None:
-            self.on_idle()
+        if self.running:
+            return
+        calls, self._idle_calls = self._idle_calls, []
+        for call in calls:
+            call()
 
     # ---- leases
 

@@ -62,6 +62,9 @@ class Engine:
         self.requests_in_flight = 0
         """HTTP requests being answered."""
         self.events: EventPublisher | None = None
+        if settings.events.enabled and settings.events.publisher == "zmq":
+            self.events = EventPublisher(settings.events, self.core.scheduler)
+            self.core.on_step = self.events.publish
         self.transfer: Transfer | None = None
         if settings.transfer is not None:
             compatibility = compatibility_hash(model, settings.kv_cache_dtype)
@@ -69,6 +72,8 @@ class Engine:
 
     async def open(self) -> None:
         """Open the sockets beside HTTP. Raises OSError."""
+        if self.events is not None:
+            self.events.open()
         if self.transfer is not None:
             await self.transfer.listen()
 
@@ -76,6 +81,8 @@ class Engine:
         """Close them."""
         if self.transfer is not None:
             await self.transfer.close()
+        if self.events is not None:
+            await self.events.close()
 
     # ---- accepting
 
@@ -128,6 +135,8 @@ class Engine:
         sequence = TokenSequence(
             prompt, self.hasher, adapter=(adapter.name, adapter.path) if adapter else None, salt=options.cache_salt
         )
+        sequence.adapter_number = adapter.number if adapter else None
+        sequence.session = options.session
         request = Request(
             request_id=f"{response_id}-{uuid.uuid4().hex[:8]}",
             prompt_tokens=len(prompt),
@@ -139,6 +148,7 @@ class Engine:
             remote_prefill=remote is not None,
             hold_after_finish=holds,
             adapter=adapter.name if adapter else None,
+            reports_hits=options.full_cache_report,
         )
         return Generation(
             request=request,

@@ -54,7 +54,6 @@ class Service:
         self._signalled = asyncio.Event()
         self._insisted = asyncio.Event()
         self._died = asyncio.Event()
-        self._idle = asyncio.Event()
 
     async def run(self, announce: Callable[[str], None]) -> End:
         """Serve until a signal or the engine's death. Raises `StartupError`."""
@@ -66,7 +65,6 @@ class Service:
             return End.STOPPED
         engine = Engine(self._settings, model)
         engine.core.on_death = self._died.set
-        engine.core.on_idle = self._idle.set
         router = Router(engine)
         server = Server(router.handle, router.observe, keep_alive_s=self._settings.keep_alive_s)
         try:
@@ -115,11 +113,12 @@ class Service:
 
     async def _drain(self, engine: Engine) -> None:
         engine.core.draining = True
+        idle = asyncio.Event()
         try:
             async with asyncio.timeout(self._settings.shutdown_timeout_s):
-                self._idle.clear()
+                engine.core.when_idle(idle.set)
                 if engine.core.generations:
-                    await _first(self._idle, self._insisted, self._died)
+                    await _first(idle, self._insisted, self._died)
         except TimeoutError:
             engine.core.fail_all()
             return

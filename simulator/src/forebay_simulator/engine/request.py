@@ -59,6 +59,8 @@ class Request:
     """Its prompt's KV is fetched from another engine instead of being computed."""
     hold_after_finish: bool = False
     """Its blocks stay held under a lease after it finished, for another engine to fetch."""
+    reports_hits: bool = False
+    """Blocks found in the prefix cache are noted in the journal as if they were stored now."""
     adapter: str | None = None
     """LoRA adapter, of which only some can run at a time."""
 

@@ -341,6 +341,8 @@ class Scheduler:
         request.block_ids = list(hits)
         request.registered_blocks = len(hits)
         request.computed_tokens = hit_tokens
+        if request.reports_hits and hits and self.config.records_events:
+            self.events.append(BlocksStored(request, 0, len(hits)))
         if fetches:
             request.block_ids += self.pool.take(self._blocks_for(total) - len(hits))
             self._journal_removals()

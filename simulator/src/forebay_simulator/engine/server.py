@@ -56,8 +56,8 @@ class Exchange:
     """One request and its response."""
 
     __slots__ = (
-        "_connection", "_open", "_streaming", "body", "extra_headers", "headers", "keep_alive", "method",
-        "on_disconnect", "on_writable", "path", "query", "started_s", "status",
+        "_connection", "_open", "body", "extra_headers", "headers", "keep_alive", "method",
+        "on_disconnect", "on_writable", "path", "query", "query_pairs", "started_s", "status", "written",
     )  # fmt: skip
 
     def __init__(self, connection: Connection, method: str, target: bytes) -> None:
@@ -65,7 +65,8 @@ class Exchange:
         self._connection = connection
         self.method = method
         self.path = path.decode("latin-1")
-        self.query: dict[str, str] = dict(parse_qsl(query.decode("latin-1"))) if query else {}
+        self.query_pairs = parse_qsl(query.decode("latin-1")) if query else []
+        self.query: dict[str, str] = dict(self.query_pairs)
         self.headers: dict[bytes, bytes] = {}
         self.body = b""
         self.keep_alive = True
@@ -76,8 +77,9 @@ class Exchange:
         self.on_writable: Callable[[], None] | None = None
         self.started_s = time.monotonic()
         self.status = 0
+        self.written = False
+        """Whether any of a stream's content was sent."""
         self._open = True
-        self._streaming = False
 
     @property
     def writable(self) -> bool:
@@ -103,11 +105,11 @@ class Exchange:
         if not self._open:
             return
         self.status = 200
-        self._streaming = True
         self._connection.write(self._head(200, b"transfer-encoding: chunked\r\n", b"text/event-stream; charset=utf-8"))
 
-    def write(self, data: bytes) -> None:
-        """Send one piece of a stream."""
+    def write(self, data: bytes, *, counts: bool = True) -> None:
+        """Send one piece of a stream; comments do not count as written."""
+        self.written = self.written or counts
         if self._open:
             self._connection.write(b"%x\r\n%b\r\n" % (len(data), data))
 

@@ -40,6 +40,8 @@ class EventSettings:
     topic: str = ""
     integer_hashes: bool = True
     """VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES."""
+    host: str | None = None
+    """VLLM_HOST_IP: what `*` in an endpoint means; None: all interfaces."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
