@@ -7,7 +7,7 @@ per GPU-hour, not quotes: give your own.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from forebay_capacity.dtypes import Dtype
 from forebay_capacity.errors import UnknownAcceleratorError
@@ -44,6 +44,10 @@ class Accelerator:
         if Dtype(dtype).compute is Dtype.FP8 and self.fp8_flops_per_s is not None:
             return self.fp8_flops_per_s
         return self.bf16_flops_per_s
+
+    def at_price(self, usd_per_hour: float) -> Accelerator:
+        """The same at another price."""
+        return replace(self, price_usd_per_hour=usd_per_hour)
 
 
 ACCELERATORS: dict[str, Accelerator] = {

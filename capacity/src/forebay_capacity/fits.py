@@ -112,7 +112,7 @@ def worker_of_pool(spec: ModelServiceSpec, pool: Pool, accelerator: AcceleratorC
         ),
         weights=None if spec.engine.quantization is None else weights_dtype(spec.engine.quantization),
         kv=kv_dtype("bf16" if spec.engine.kv_cache_dtype in {None, "auto"} else str(spec.engine.kv_cache_dtype)),
-        utilization=_utilization(spec.engine.args),
+        utilization=engine_utilization(spec.engine.args),
     )
 
 
@@ -143,7 +143,8 @@ def _shape(source: str, name: str) -> ModelShape:
         return shape_of(name)
 
 
-def _utilization(arguments: Sequence[str]) -> float:
+def engine_utilization(arguments: Sequence[str]) -> float:
+    """The share of memory that an engine with these flags takes."""
     flag = "--gpu-memory-utilization"
     for index, argument in enumerate(arguments):
         name, _, value = argument.replace("_", "-").partition("=")

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 REPLICAS_MAX = 256
 """Most workers of a pool that the search considers beyond those without which a queue grows without end."""
+START_MAX = 4096
+"""Most workers of a pool that any demand is sized for."""
 OPTIONS_MAX = 12
 """Layouts that are kept, the cheapest."""
 DECODE_EXTRA_MAX = 3
@@ -206,8 +208,10 @@ def _price(worker: Worker, replicas: int) -> float:
 def _fewest(meets: Callable[[int], bool], start: int) -> int | None:
     """The fewest replicas from `start` for which a condition holds that, once true, stays true.
 
-    None beyond `REPLICAS_MAX` more than the start.
+    None beyond `REPLICAS_MAX` more than the start, or where the start is beyond `START_MAX`.
     """
+    if start > START_MAX:
+        return None
     if meets(start):
         return start
     low, extra = start, 1

@@ -138,6 +138,49 @@ PRESETS: dict[str, Config] = {
     "phi-4": _config("phi3", (40, 5120, 17_920), (40, 10, 128), 100_352, max_position_embeddings=16_384),
 }
 
+SOURCES: dict[str, str] = {
+    "llama-3-8b": "meta-llama/Meta-Llama-3-8B-Instruct",
+    "llama-3-70b": "meta-llama/Meta-Llama-3-70B-Instruct",
+    "llama-3.1-8b": "meta-llama/Llama-3.1-8B-Instruct",
+    "llama-3.1-70b": "meta-llama/Llama-3.1-70B-Instruct",
+    "llama-3.1-405b": "meta-llama/Llama-3.1-405B-Instruct",
+    "llama-3.2-1b": "meta-llama/Llama-3.2-1B-Instruct",
+    "llama-3.2-3b": "meta-llama/Llama-3.2-3B-Instruct",
+    "llama-3.3-70b": "meta-llama/Llama-3.3-70B-Instruct",
+    "qwen2.5-0.5b": "Qwen/Qwen2.5-0.5B-Instruct",
+    "qwen2.5-1.5b": "Qwen/Qwen2.5-1.5B-Instruct",
+    "qwen2.5-7b": "Qwen/Qwen2.5-7B-Instruct",
+    "qwen2.5-14b": "Qwen/Qwen2.5-14B-Instruct",
+    "qwen2.5-32b": "Qwen/Qwen2.5-32B-Instruct",
+    "qwen2.5-72b": "Qwen/Qwen2.5-72B-Instruct",
+    "qwen3-0.6b": "Qwen/Qwen3-0.6B",
+    "qwen3-1.7b": "Qwen/Qwen3-1.7B",
+    "qwen3-4b": "Qwen/Qwen3-4B",
+    "qwen3-8b": "Qwen/Qwen3-8B",
+    "qwen3-14b": "Qwen/Qwen3-14B",
+    "qwen3-32b": "Qwen/Qwen3-32B",
+    "qwen3-30b-a3b": "Qwen/Qwen3-30B-A3B",
+    "qwen3-235b-a22b": "Qwen/Qwen3-235B-A22B",
+    "mistral-7b": "mistralai/Mistral-7B-Instruct-v0.3",
+    "mistral-nemo-12b": "mistralai/Mistral-Nemo-Instruct-2407",
+    "mistral-small-24b": "mistralai/Mistral-Small-24B-Instruct-2501",
+    "mixtral-8x7b": "mistralai/Mixtral-8x7B-Instruct-v0.1",
+    "mixtral-8x22b": "mistralai/Mixtral-8x22B-Instruct-v0.1",
+    "gemma-2-9b": "google/gemma-2-9b-it",
+    "gemma-2-27b": "google/gemma-2-27b-it",
+    "gemma-3-1b": "google/gemma-3-1b-it",
+    "gemma-3-4b": "google/gemma-3-4b-it",
+    "gemma-3-12b": "google/gemma-3-12b-it",
+    "gemma-3-27b": "google/gemma-3-27b-it",
+    "deepseek-v2-lite": "deepseek-ai/DeepSeek-V2-Lite-Chat",
+    "deepseek-v3": "deepseek-ai/DeepSeek-V3",
+    "kimi-k2": "moonshotai/Kimi-K2-Instruct",
+    "gpt-oss-20b": "openai/gpt-oss-20b",
+    "gpt-oss-120b": "openai/gpt-oss-120b",
+    "phi-4": "microsoft/phi-4",
+}
+"""Where each preset's weights are on Hugging Face."""
+
 _SUFFIXES = (
     "-instruct",
     "-it",
@@ -147,6 +190,7 @@ _SUFFIXES = (
     "-pt",
 )
 _ALIASES = {
+    **{source.rsplit("/", 1)[-1].lower(): name for name, source in SOURCES.items()},
     "meta-llama-3.1-8b": "llama-3.1-8b",
     "meta-llama-3.1-70b": "llama-3.1-70b",
     "meta-llama-3.1-405b": "llama-3.1-405b",
@@ -157,13 +201,8 @@ _ALIASES = {
     "deepseek-v3-0324": "deepseek-v3",
     "deepseek-v3.1": "deepseek-v3",
     "mistral-7b-v0.3": "mistral-7b",
-    "mistral-7b-instruct-v0.3": "mistral-7b",
-    "mistral-nemo-instruct-2407": "mistral-nemo-12b",
-    "mistral-small-24b-instruct-2501": "mistral-small-24b",
     "mixtral-8x7b-v0.1": "mixtral-8x7b",
-    "mixtral-8x7b-instruct-v0.1": "mixtral-8x7b",
-    "mixtral-8x22b-v0.3": "mixtral-8x22b",
-    "mixtral-8x22b-instruct-v0.1": "mixtral-8x22b",
+    "mixtral-8x22b-v0.1": "mixtral-8x22b",
 }
 
 
@@ -176,7 +215,7 @@ def shape_of(name_or_source: str) -> ModelShape:
     short = name_or_source.strip().removeprefix("hf://").split("@")[0].rstrip("/").rsplit("/", 1)[-1].lower()
     key = _preset_key(short)
     if key is None:
-        raise UnknownModelError("model", name_or_source, PRESETS, "or give its config.json")
+        raise UnknownModelError("model", name_or_source, PRESETS, "Or give its config.json")
     return shape_from_config(PRESETS[key], name=key)
 
 

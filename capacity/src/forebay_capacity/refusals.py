@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 from forebay_capacity.batch import decode_seconds, prefill_seconds
 from forebay_capacity.fits import Verdict, check_worker
-from forebay_capacity.options import REPLICAS_MAX, Option
+from forebay_capacity.options import REPLICAS_MAX, START_MAX, Option
+from forebay_capacity.performance import fewest_replicas
 from forebay_capacity.steptime import timer_of
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ def refusals(
         *_ttft_refusal(fitting, workload, objective, serving),
         *_tpot_refusal(fitting, workload, objective, serving),
     ]
-    return reasons or [_target_refusal(workload, objective)]
+    return reasons or [_target_refusal(fitting, workload, objective, serving)]
 
 
 def idle_ttft_s(worker: Worker, workload: Workload, serving: Serving) -> float:
@@ -135,12 +136,18 @@ def _tpot_refusal(
     ]
 
 
-def _target_refusal(workload: Workload, objective: Objective) -> Refusal:
+def _target_refusal(workers: Sequence[Worker], workload: Workload, objective: Objective, serving: Serving) -> Refusal:
+    rate = f"{workload.rate_per_s:g} requests/s"
+    starts = [fewest_replicas(worker, workload, serving, prefill=True, decode=True) for worker in workers]
+    if min((start for start in starts if start is not None), default=0) > START_MAX:
+        return Refusal(
+            Cause.BUDGET, f"{rate} need more than {START_MAX:,} workers of any kind tried: lower --rate, plan in parts"
+        )
     return Refusal(
         Cause.TARGET,
-        f"{objective.target:.4g} of {workload.rate_per_s:g} requests/s within both bounds needs more than "
-        f"{REPLICAS_MAX} workers of any kind tried: the bounds leave almost no room above an idle worker; "
-        f"allow more TTFT or TPOT, or lower the target",
+        f"{objective.target:.4g} of {rate} within both bounds is out of reach of any number of workers tried "
+        f"(up to {REPLICAS_MAX} beyond the least): the bounds leave too little room above an idle worker; "
+        f"allow more --ttft or --tpot, or lower --target",
     )
 
 
