@@ -3,12 +3,19 @@
 An expected failure is a sentence on standard error and exit code 1; a stack trace means a fault of Forebay's.
 """
 
+import signal
 import sys
+from pathlib import Path
+from typing import Annotated
 
 import typer
 from rich.console import Console
 
 from forebay_cli import cluster
+from forebay_cli.errors import CliError
+from forebay_cli.plan import EXAMPLES as PLAN_EXAMPLES
+from forebay_cli.plan import plan
+from forebay_cli.system import ROOT
 from forebay_localcluster.errors import LocalClusterError
 
 app = typer.Typer(
@@ -21,6 +28,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(cluster.app, name="cluster")
+app.command(epilog=PLAN_EXAMPLES)(plan)
 
 
 @app.callback()
@@ -28,11 +36,29 @@ def forebay() -> None:
     """Take options of the whole command; there are none yet, and sub-commands stay sub-commands."""
 
 
+@app.command()
+def demo(
+    *,
+    sample: Annotated[
+        Path, typer.Option(help="ModelService to serve.", exists=True, dir_okay=False, metavar="FILE")
+    ] = ROOT / "deploy" / "local" / "demo.yaml",
+    keep: Annotated[bool, typer.Option("--keep", help="Leave the cluster up afterwards.")] = False,
+) -> None:
+    """Show the whole system at work on a local cluster, under a load that steps up and down.
+
+    Takes less than three minutes once the programs are built. Writes build/demo/summary.json.
+    """
+    from forebay_cli.demo import demo as run  # noqa: PLC0415  # the other commands start faster without its clients
+
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # an end by SIGTERM cleans up as Ctrl-C does
+    raise typer.Exit(run(Console(), sample=sample, keep=keep))
+
+
 def main() -> None:
     """Run the command."""
     try:
         app()
-    except LocalClusterError as error:
+    except (LocalClusterError, CliError) as error:
         Console(stderr=True).print(f"[bold red]error:[/] {cluster.plain(str(error))}", highlight=False, soft_wrap=True)
         sys.exit(1)
 

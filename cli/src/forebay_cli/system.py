@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from forebay_cli.errors import NotReadyError
 from forebay_localcluster.cluster import Cluster, Extras
 from forebay_localcluster.errors import CommandError
 from forebay_localcluster.plan import ExtraProgram, LogCheck
@@ -30,10 +31,6 @@ SERVICE_ADDRESS: Final = "simulator.forebay.dev/address"
 """Annotation by which the simulated nodes publish where a Service is reached."""
 POLL_S: Final = 0.25
 READY_TIMEOUT_S: Final = 90.0
-
-
-class NotReadyError(Exception):
-    """Something did not become ready in time; the text says what was last seen."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
