@@ -23,11 +23,13 @@ class PrometheusError(AutoscalerError):
 class ClusterError(AutoscalerError):
     """A call that the API server refused or did not answer. `status` is 0 when there was no answer."""
 
-    def __init__(self, what: str, *, status: int, why: str) -> None:
+    def __init__(self, what: str, *, status: int, why: str, explained: bool = False) -> None:
         super().__init__(f"{what}: {why}")
         self.what = what
         self.status = status
         self.why = why
+        self.explained = explained
+        """Whether the API server named the fields at fault."""
 
 
 class ReplicasChangedError(ClusterError):
