@@ -55,6 +55,9 @@ class Engine:
             extras=_extras(settings),
             info=cache_info(settings, model),
         )
+        if settings.lora_enabled:
+            self.metrics.adapters_max = settings.max_loras
+            self.metrics.adapters["", ""] = self.started_unix_s
         recorder = Recorder(self.metrics, connector=settings.transfer is not None)
         speed = settings.simulation.speed
         self.core = EngineCore(Scheduler(model.scheduler, model.timer), vocabulary, recorder, speed=speed)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from forebay_simulator.engine.metrics import Metrics
 from forebay_simulator.engine.request import Request
 from forebay_simulator.engine.scheduler import Scheduler, Step
@@ -14,12 +16,10 @@ class Recorder:
         self.metrics = metrics
         self._connector = connector
         self._consumer = any(family.name == "vllm:num_requests_kv_fetch_by_stage" for family in metrics.families)
-        self._seen: dict[str, int] = {}
         histogram = metrics.histogram
         self._step_tokens = histogram("vllm:iteration_tokens_total")
         self._first_token = histogram("vllm:time_to_first_token_seconds")
         self._between_tokens = histogram("vllm:inter_token_latency_seconds")
-        self._generated = 0
         metrics.set("vllm:engine_sleep_state", 1, "awake")
         metrics.set("vllm:cache_config_info", 1)
 
@@ -37,6 +37,8 @@ class Recorder:
         if self._consumer:
             metrics.set("vllm:num_requests_kv_fetch_by_stage", fetching, "in_progress")
         self._scheduler_counters(scheduler)
+        if metrics.adapters_max is not None:
+            self._adapters(scheduler)
 
     def step(self, step: Step) -> None:
         """Count one ended step."""
@@ -94,6 +96,12 @@ class Recorder:
         histogram("vllm:nixl_post_time_seconds").observe(min(seconds, 0.0003))
         histogram("vllm:nixl_bytes_transferred").observe(size_bytes)
         histogram("vllm:nixl_num_descriptors").observe(descriptors)
+
+    def _adapters(self, scheduler: Scheduler) -> None:
+        """Stamp the set of adapters in use: the sample with the latest time is the current one."""
+        running = dict.fromkeys(request.adapter for request in scheduler.running if request.adapter)
+        waiting = dict.fromkeys(request.adapter for request in scheduler.waiting if request.adapter)
+        self.metrics.adapters[",".join(running), ",".join(waiting)] = time.time()
 
     def _observe(self, name: str, value: float) -> None:
         self.metrics.histogram(f"vllm:{name}").observe(value)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
+from collections.abc import Iterator
 from enum import Enum
 from typing import Protocol
 
@@ -25,6 +26,10 @@ class WaitingQueue(Protocol):
     """What the scheduler needs of a queue."""
 
     def __len__(self) -> int: ...
+
+    def __iter__(self) -> Iterator[Request]:
+        """Walk over the waiting requests, in any order."""
+        ...
 
     def push(self, request: Request) -> None:
         """Add a new request."""
@@ -56,6 +61,9 @@ class FirstComeQueue:
 
     def __len__(self) -> int:
         return self._count
+
+    def __iter__(self) -> Iterator[Request]:
+        return (request for request in self._requests if request.phase is Phase.WAITING)
 
     def push(self, request: Request) -> None:
         """Add at the end."""
@@ -98,6 +106,9 @@ class PriorityQueue:
 
     def __len__(self) -> int:
         return self._count
+
+    def __iter__(self) -> Iterator[Request]:
+        return (entry[3] for entry in self._heap if entry[3].phase is Phase.WAITING)
 
     def push(self, request: Request) -> None:
         """Add by key."""

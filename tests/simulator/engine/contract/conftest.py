@@ -19,13 +19,13 @@ def source(request) -> Iterator[Source]:
         yield LiveSource(request.param, engine)
 
 
-@pytest.fixture(params=LIVE)
+@pytest.fixture(scope="module", params=LIVE)
 def start(request):
     """The function that starts an engine of each live kind."""
     return STARTERS[request.param]
 
 
-@pytest.fixture(params=ALL)
+@pytest.fixture(scope="module", params=ALL)
 def any_start(request):
     """As `start`, or None for the captures."""
     return STARTERS.get(request.param)

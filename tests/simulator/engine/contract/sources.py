@@ -18,7 +18,7 @@ from typing import Any
 import httpx
 import pytest
 
-from ..process import CLIENT, EngineProcess, free_port, running
+from tests.simulator.engine.process import CLIENT, EngineProcess, free_port, running
 from .captured import Answer, captured
 
 NAME = "tiny-llama"
@@ -31,10 +31,10 @@ FLAGS = (
     "--enable-prompt-tokens-details", "--enable-server-load-tracking", "--enable-request-id-headers",
 )  # fmt: skip
 ENVIRONMENT = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_HOST_IP": "127.0.0.1"}
-EVENTS = (
-    '{"enable_kv_cache_events":true,"publisher":"zmq","endpoint":"tcp://*:0","replay_endpoint":"tcp://*:0","topic":"kv@test"}'
+EVENTS = '{"enable_kv_cache_events":true,"publisher":"zmq","endpoint":"tcp://*:0","replay_endpoint":"tcp://*:0","topic":"kv@test"}'
+_WORDS = (
+    "question engine answer year system server queue user message router people minute cache block token day".split()
 )
-_WORDS = "question engine answer year system server queue user message router people minute cache block token day".split()
 
 
 def words(count: int, seed: object = None) -> str:

@@ -237,7 +237,9 @@ ERRORS = {
     ),
     "bad JSON": (
         _raw(3, b'{"model": "tiny-llama", "messages": ['),
-        _invalid("json_invalid", "body.37", "JSON decode error", "<dict of 0 items>", ", 'ctx': {'error': 'Expecting value'}"),
+        _invalid(
+            "json_invalid", "body.37", "JSON decode error", "<dict of 0 items>", ", 'ctx': {'error': 'Expecting value'}"
+        ),
     ),
     "empty body": (_raw(4, b""), _invalid("missing", "body", "Field required", "None")),
     "wrong content type": (
@@ -250,7 +252,12 @@ ERRORS = {
     ),
     "temperature": (
         _error(7, temperature=-1),
-        (400, "temperature must be non-negative, got -1.0. (parameter=temperature, value=-1.0)", "BadRequestError", "temperature"),
+        (
+            400,
+            "temperature must be non-negative, got -1.0. (parameter=temperature, value=-1.0)",
+            "BadRequestError",
+            "temperature",
+        ),
     ),
     "top_p": (
         _error(8, top_p=2),
@@ -263,7 +270,10 @@ ERRORS = {
     "max_tokens wrong type": (
         _error(10, max_tokens="many"),
         _invalid(
-            "int_parsing", "body.max_tokens", "Input should be a valid integer, unable to parse string as an integer", "many"
+            "int_parsing",
+            "body.max_tokens",
+            "Input should be a valid integer, unable to parse string as an integer",
+            "many",
         ),
     ),
     "messages wrong type": (
@@ -290,7 +300,10 @@ ERRORS = {
     ),
     "tool_choice auto": (
         _error(
-            18, tools=[{"type": "function", "function": {"name": "f", "parameters": {}}}], tool_choice="auto", max_tokens=2
+            18,
+            tools=[{"type": "function", "function": {"name": "f", "parameters": {}}}],
+            tool_choice="auto",
+            max_tokens=2,
         ),
         (
             400,
