@@ -271,8 +271,13 @@ def _change_directory(path: str) -> None:
 
 
 def main() -> None:
-    """Serve the agent on the socket whose descriptor number is the first argument."""
+    """Serve the agent on the socket whose descriptor number is the first argument.
+
+    The second is the agent's lock: held open here too, it is free when neither agent nor launcher is left.
+    """
     channel = socket.socket(fileno=int(sys.argv[1]))
+    for descriptor in map(int, sys.argv[1:]):
+        os.set_inheritable(descriptor, False)
     try:
         _gain_mount_rights()
         unshare(Namespace.PROCESS)

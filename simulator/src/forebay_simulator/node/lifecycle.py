@@ -163,6 +163,13 @@ class Prepared:
 
 
 @dataclass(frozen=True, slots=True)
+class Hindered:
+    """What keeps the pod from ever being prepared."""
+
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
 class Started:
     """The container's program runs."""
 
@@ -221,7 +228,7 @@ class StopAsked:
     failure: Failure | None = None
 
 
-Observation = Prepared | Started | StartFailed | Exited | ProbeAnswered | HookEnded | StopAsked
+Observation = Prepared | Hindered | Started | StartFailed | Exited | ProbeAnswered | HookEnded | StopAsked
 
 # Actions: what to do.
 
