@@ -24,7 +24,7 @@ class FakeCluster:
     def __init__(self) -> None:
         self.objects: dict[Address, Manifest] = {}
         self.calls: list[tuple[str, str, str]] = []
-        self.fail: Callable[[ApiCall], ApiError | None] = lambda call: None
+        self.fail: Callable[[ApiCall], ApiError | None] = lambda _call: None
         self._applied: dict[tuple[Address, str, str], Manifest] = {}
         self._numbers = itertools.count(1)
 
@@ -35,7 +35,7 @@ class FakeCluster:
         found = self.objects.get(self._address(resource, namespace, name))
         return copy.deepcopy(found)
 
-    async def list(self, resource: Resource, namespace: str | None, labels: Mapping[str, str]) -> list[Manifest]:
+    async def find(self, resource: Resource, namespace: str | None, labels: Mapping[str, str]) -> list[Manifest]:
         self._note("list", resource, namespace, "")
         return [
             copy.deepcopy(stored)
@@ -165,7 +165,7 @@ class FakeCluster:
 
     def _store(self, address: Address, made: Manifest) -> Manifest:
         before = self.objects.get(address)
-        kind, namespace, name = address
+        _kind, namespace, name = address
         metadata = made["metadata"]
         metadata.setdefault("name", name)
         if namespace:

@@ -196,14 +196,16 @@ class Pool:
         self.workers = [replace(one, is_ready=True, pod_ip="10.0.0.1") for one in self.workers]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     wishes=st.lists(st.integers(min_value=0, max_value=5), min_size=1, max_size=25),
     data=st.data(),
 )
 def test_only_released_workers_are_ever_deleted_and_the_wish_is_reached(wishes, data):
-    """Whatever is wished when, and however slowly the ReplicaSet controller follows: no serving worker is deleted that was not
-    chosen, drained and released; and once wishes stop changing, the pool has the wanted size and nothing is marked.
+    """Whatever is wished when, and however slowly the ReplicaSet controller follows.
+
+    No serving worker is deleted that was not chosen, drained and released; and once wishes stop changing, the pool has the
+    wanted size and nothing is marked.
     """
     pool = Pool()
     load = st.one_of(st.none(), st.integers(min_value=0, max_value=3).map(float))

@@ -43,7 +43,7 @@ class Cluster(Protocol):
     async def get(self, resource: Resource, namespace: str | None, name: str) -> Manifest | None:
         """The object, or None where it does not exist."""
 
-    async def list(self, resource: Resource, namespace: str | None, labels: Mapping[str, str]) -> list[Manifest]:
+    async def find(self, resource: Resource, namespace: str | None, labels: Mapping[str, str]) -> list[Manifest]:
         """The objects with all of these labels, in one namespace or (None) in all of them."""
 
     async def apply(self, resource: Resource, manifest: Manifest, *, manager: str = OPERATOR_MANAGER) -> Manifest:
@@ -96,7 +96,7 @@ class KubernetesCluster:
         except ApiNotFoundError:
             return None
 
-    async def list(self, resource: Resource, namespace: str | None, labels: Mapping[str, str]) -> list[Manifest]:
+    async def find(self, resource: Resource, namespace: str | None, labels: Mapping[str, str]) -> list[Manifest]:
         """See `Cluster`."""
         call = ApiCall("list", resource.kind, namespace, None)
         query = {"labelSelector": ",".join(f"{key}={value}" for key, value in labels.items())} if labels else {}

@@ -21,6 +21,8 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 STUCK_AFTER_S: Final = 60.0
 HEARTBEAT_PERIOD_S: Final = 1.0
 REQUEST_TIMEOUT_S: Final = 10.0
+POLL_S: Final = 0.1
+"""How often the thread looks whether it is to end."""
 
 
 @dataclass(slots=True)
@@ -50,7 +52,7 @@ class ControlServer:
     def __init__(self, address: tuple[str, int], health: Health, registry: CollectorRegistry) -> None:
         self._server = ThreadingHTTPServer(address, _handler(health, registry))
         self._server.daemon_threads = True
-        self._thread = threading.Thread(target=self._server.serve_forever, name="control", daemon=True)
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(POLL_S,), name="control", daemon=True)
 
     @property
     def port(self) -> int:

@@ -48,13 +48,17 @@ def content_digest(manifest: Manifest) -> str:
     return digest(_content(manifest))
 
 
-def is_scaled_up_by_others(deployment: Manifest) -> bool:
-    """Whether others raised a Deployment's replicas above what was applied last.
+def is_scaled_by_others(before: Manifest | None, manifest: Manifest) -> bool:
+    """Whether others scaled a Deployment and `manifest` is only a step on the way back.
 
-    A lower number is repaired by the next apply at once, and `is_repair` sees that.
+    When `manifest` goes back to the number that was applied last, it is the manifest that was applied last, and `is_repair`
+    sees the difference.
     """
-    applied = annotations_of(deployment).get(REPLICAS_ANNOTATION)
-    return applied is not None and applied.isdecimal() and int(applied) < deployment["spec"].get("replicas", 1)
+    if before is None:
+        return False
+    applied = annotations_of(before).get(REPLICAS_ANNOTATION)
+    is_step = annotations_of(manifest).get(REPLICAS_ANNOTATION) != applied
+    return applied is not None and applied != str(before["spec"].get("replicas")) and is_step
 
 
 def _content(manifest: Manifest) -> Manifest:

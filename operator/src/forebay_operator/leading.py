@@ -133,7 +133,7 @@ class Leader:
         for resource in (MODEL_SERVICE, WORKER_POOL, ACCELERATOR_CLASS):
             while True:
                 try:
-                    await self.cluster.list(resource, namespace, {})
+                    await self.cluster.find(resource, namespace, {})
                     break
                 except ApiNotFoundError as e:
                     self.health.not_ready_because = f"the {resource.kind} CRD is not installed"

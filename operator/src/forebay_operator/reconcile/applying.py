@@ -1,16 +1,18 @@
 """Apply one desired object: adopt it if it is ours, count drift, skip what is known to be a no-op.
 
-Adoption: an object of the wanted name is ours when it is controlled by the owner, or carries our managed-by label and has no
-other controller (a restored backup, a re-created owner). Anything else keeps its name, and the reconciliation fails with a
-message that says which object is in the way.
+Adoption: an object of the wanted name is ours when the owner controls it. One that carries our managed-by label is adopted when
+nobody controls it (a restored backup), or when a former owner of the same kind and name does (the owner was deleted and made
+again; the garbage collector then finds a living owner and keeps the child). Anything else keeps its name, and the
+reconciliation fails with a message that says which object is in the way.
 
 Skipping: an apply whose manifest is the one applied last, on an object whose content is the one that apply left, changes
 nothing. Both hashes are remembered by UID, so that the many reconciliations which a starting pod causes cost reads only. The
 memory is a saving and no more: without it everything works the same.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from forebay_api.names import MANAGED_BY_LABEL, OPERATOR_MANAGER
 from forebay_operator.cluster import Cluster
@@ -41,7 +43,7 @@ class Owner:
 
     resource: Resource
     manifest: Manifest
-    was_applied: bool
+    was_applied: bool = False
     """Whether its children have been applied before, so that an absent one was deleted by somebody."""
 
 
@@ -58,7 +60,7 @@ class Applier:
         self, existing: Manifest | None, resource: Resource, manifest: Manifest, *, owner: Owner
     ) -> tuple[Manifest, bool]:
         """Apply over what was just read (None where it is absent); the stored object and whether its content changed."""
-        check_ours(resource, existing, owner=owner.manifest)
+        check_ours(resource, existing, owner=owner)
         wanted = with_digest(manifest)
         if existing is not None and self._is_settled(existing, wanted):
             return existing, False
@@ -88,21 +90,22 @@ class Applier:
             self._settled.pop(next(iter(self._settled)))
 
 
-def controller_uid(manifest: Manifest) -> str | None:
-    """UID of the object that controls this one, or None."""
+def controller_of(manifest: Manifest) -> Mapping[str, Any] | None:
+    """The owner reference of the object that controls this one, or None."""
     references = manifest["metadata"].get("ownerReferences") or []
-    return next((str(one["uid"]) for one in references if one.get("controller")), None)
+    return next((one for one in references if one.get("controller")), None)
 
 
-def is_ours(existing: Manifest, owner: Manifest) -> bool:
-    """Whether an object belongs to the owner, or may be adopted by it."""
-    controller = controller_uid(existing)
-    if controller == owner["metadata"]["uid"]:
+def is_ours(existing: Manifest, *, resource: Resource, owner: Manifest) -> bool:
+    """Whether an object belongs to the owner (of this resource), or may be adopted by it."""
+    controller = controller_of(existing)
+    if controller and controller["uid"] == owner["metadata"]["uid"]:
         return True
-    return controller is None and labels_of(existing).get(MANAGED_BY_LABEL) == OPERATOR_MANAGER
+    is_free = controller is None or (controller["kind"], controller["name"]) == (resource.kind, name_of(owner))
+    return is_free and labels_of(existing).get(MANAGED_BY_LABEL) == OPERATOR_MANAGER
 
 
-def check_ours(resource: Resource, existing: Manifest | None, *, owner: Manifest) -> None:
+def check_ours(resource: Resource, existing: Manifest | None, *, owner: Owner) -> None:
     """Refuse to take an object over that is not ours."""
-    if existing is not None and not is_ours(existing, owner):
+    if existing is not None and not is_ours(existing, resource=owner.resource, owner=owner.manifest):
         raise NameTakenError(resource, existing)

@@ -74,8 +74,8 @@ class ModelServiceReconciler:
         service = await self.cluster.get(MODEL_SERVICE, key.namespace, key.name)
         if service is None or is_terminating(service):
             return Outcome(Result.GONE)
-        labelled = await self.cluster.list(WORKER_POOL, key.namespace, {MODEL_SERVICE_LABEL: key.name})
-        pools = {name_of(pool): pool for pool in labelled if is_ours(pool, service)}
+        labelled = await self.cluster.find(WORKER_POOL, key.namespace, {MODEL_SERVICE_LABEL: key.name})
+        pools = {name_of(pool): pool for pool in labelled if is_ours(pool, resource=MODEL_SERVICE, owner=service)}
         verdict = await self._judge(service)
         changed = False
         if verdict.spec and not verdict.refused:

@@ -17,7 +17,7 @@ from forebay_operator.desired.revision import revision_of
 from forebay_operator.desired.service import build_service
 from forebay_operator.desired.vllm import drain_timeout_s
 from forebay_operator.drain import DrainPlan, DrainTimes, Loads, plan_drain
-from forebay_operator.drift import is_scaled_up_by_others
+from forebay_operator.drift import is_scaled_by_others
 from forebay_operator.events import Kind, Recorder
 from forebay_operator.keys import ObjectKey
 from forebay_operator.pods import TEMPLATE_ANNOTATION, Worker, read_worker
@@ -71,7 +71,7 @@ class WorkerPoolReconciler:
         if isinstance(accelerator, Cause):
             state = _state(spec, workers, deployment=deployment, blocked=accelerator)
             return _outcome(changed=await self._report(pool, build_pool_status(pool, state, now=self.now())))
-        check_ours(DEPLOYMENT, deployment, owner=pool)
+        check_ours(DEPLOYMENT, deployment, owner=Owner(WORKER_POOL, pool))
         plan = await self._plan(pool, spec, workers, deployment=deployment)
         drained = await self.drainer.carry_out(pool, plan, now=self.now())
         manifest = build_deployment(pool, spec, accelerator, context=self.context, replicas=plan.replicas)
@@ -83,7 +83,7 @@ class WorkerPoolReconciler:
         return _outcome(changed=drained or applied or reported, retry_after_s=plan.retry_after_s)
 
     async def _read_workers(self, namespace: str, spec: WorkerPoolSpec) -> list[Worker]:
-        pods = await self.cluster.list(POD, namespace, selector_labels(spec))
+        pods = await self.cluster.find(POD, namespace, selector_labels(spec))
         return [read_worker(pod) for pod in pods]
 
     async def _plan(
@@ -111,9 +111,9 @@ class WorkerPoolReconciler:
         # Children are made together, so an absent one beside an existing one was deleted by somebody.
         was_applied = deployment is not None or all(found.values())
         owner = Owner(WORKER_POOL, pool, was_applied=was_applied)
-        if deployment is not None and is_scaled_up_by_others(deployment):
+        if is_scaled_by_others(deployment, manifest):
             what = "had been scaled by others and is put right"
-            await self.applier.report_drift(DEPLOYMENT, deployment, owner=owner, what=what)
+            await self.applier.report_drift(DEPLOYMENT, manifest, owner=owner, what=what)
         changed = False
         for resource, child in wanted.items():
             _, written = await self.applier.apply_over(found[resource], resource, child, owner=owner)
