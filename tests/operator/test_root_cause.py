@@ -12,7 +12,8 @@ def pod(*, phase: str = "Pending", conditions: list | None = None, **status) -> 
 
 
 def container(*, waiting: dict | None = None, ended: dict | None = None, last: dict | None = None, **fields) -> dict:
-    state = {"waiting": waiting} if waiting else {"terminated": ended} if ended else {"running": {}}
+    running = {"running": {"startedAt": "2026-01-01T10:00:30Z"}}
+    state = {"waiting": waiting} if waiting else {"terminated": ended} if ended else running
     return {
         "containerStatuses": [
             {
@@ -26,6 +27,10 @@ def container(*, waiting: dict | None = None, ended: dict | None = None, last: d
             }
         ]
     }
+
+
+def unready(since: str) -> list[dict]:
+    return [{"type": "Ready", "status": "False", "lastTransitionTime": f"2026-01-01T{since}Z"}]
 
 
 NO_GPU = "0/2 nodes are available: 2 Insufficient nvidia.com/gpu. preemption: 0/2 nodes are available: 2 No preemption victims."
@@ -75,9 +80,13 @@ CASES = {
         pod(phase="Running", **container(last={"exitCode": 1}, restartCount=1, started=True, ready=True)),
         None,
     ),
+    "started, about to become ready": (
+        pod(phase="Running", conditions=unready("10:00:00"), **container(started=True)),
+        None,
+    ),
     "stopped answering": (
-        pod(phase="Running", **container(started=True)),
-        Cause(Reason.NOT_ANSWERING, "w: the engine has started and does not answer /health"),
+        pod(phase="Running", conditions=unready("10:07:00"), **container(started=True)),
+        Cause(Reason.NOT_ANSWERING, "w: the engine does not answer /health since 2026-01-01T10:07:00Z"),
     ),
     "evicted": (
         pod(phase="Failed", reason="Evicted", message="The node was low on resource: memory."),

@@ -59,10 +59,12 @@ def find_cause(pod: Mapping[str, Any]) -> Cause | None:
     if scheduled.get("status") == "False":
         return _cause(Reason.UNSCHEDULABLE, name, str(scheduled.get("message", "not scheduled yet")))
     statuses = [*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]
-    return worst(_container_cause(name, one) for one in statuses)
+    lost_at = str(_condition(status, "Ready").get("lastTransitionTime", ""))
+    return worst(_container_cause(name, one, lost_at=lost_at) for one in statuses)
 
 
-def _container_cause(name: str, status: Mapping[str, Any]) -> Cause | None:
+def _container_cause(name: str, status: Mapping[str, Any], *, lost_at: str) -> Cause | None:
+    """The cause in one container; `lost_at` is when the pod stopped being ready, or when it was made if it never was."""
     waiting = (status.get("state") or {}).get("waiting") or {}
     reason, message = str(waiting.get("reason", "")), str(waiting.get("message", ""))
     if reason in IMAGE_REASONS:
@@ -74,8 +76,10 @@ def _container_cause(name: str, status: Mapping[str, Any]) -> Cause | None:
     ended = (status.get("state") or {}).get("terminated") or (status.get("lastState") or {}).get("terminated")
     if ended and (status.get("restartCount", 0) or ended.get("exitCode")):
         return _cause(Reason.WORKER_CRASHED, name, _last_words(status, ended))
-    if status.get("started") and status.get("name") == ENGINE_CONTAINER:
-        return _cause(Reason.NOT_ANSWERING, name, "the engine has started and does not answer /health")
+    running_since = str(((status.get("state") or {}).get("running") or {}).get("startedAt", ""))
+    # Both are UTC times in one format, which compare as text.
+    if status.get("name") == ENGINE_CONTAINER and status.get("started") and lost_at > running_since > "":
+        return _cause(Reason.NOT_ANSWERING, name, f"the engine does not answer /health since {lost_at}")
     return None
 
 
