@@ -77,7 +77,7 @@ class Plant:
     seed: int = 1
     step_s: float = 0.02
     wanted: int = 1
-    blind: Callable[[float], bool] = lambda now_s: False  # noqa: E731
+    blind: Callable[[float], bool] = field(default=lambda _: False)
     now_s: float = 0.0
     state: ServiceState = field(default_factory=ServiceState)
     decisions: list[Decision] = field(default_factory=list)

@@ -39,6 +39,17 @@ async def test_a_number_that_somebody_changed_in_between_is_not_overwritten(clus
     assert site.replicas("llama-8b-mixed") == 4
 
 
+async def test_a_pool_goes_to_sleep_and_wakes(cluster: Cluster, site: Site):
+    await cluster.scale(site.namespace, "llama-8b-mixed", current=2, desired=0)
+    assert site.replicas("llama-8b-mixed") == 0
+    with pytest.raises(ReplicasChangedError):
+        await cluster.scale(site.namespace, "llama-8b-mixed", current=1, desired=2)
+    await cluster.scale(site.namespace, "llama-8b-mixed", current=0, desired=1)
+    assert site.replicas("llama-8b-mixed") == 1
+    with pytest.raises(ReplicasChangedError):
+        await cluster.scale(site.namespace, "llama-8b-mixed", current=0, desired=2)
+
+
 async def test_the_hand_of_a_person_and_of_an_autoscaler_is_seen_on_the_pool(cluster: Cluster, site: Site):
     await cluster.scale(site.namespace, "llama-8b-mixed", current=2, desired=3)
     site.kubectl("scale", "wp/llama-8b-mixed", "--replicas=4")

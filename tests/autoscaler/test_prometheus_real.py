@@ -99,7 +99,7 @@ async def test_readings_of_two_services_of_equal_name_never_mix(metrics, client,
     assert pool.waiting.known == 2 + 3, "an engine without waiting by reason counts with all that wait (C116)"
     assert pool.service_time_s.known == pytest.approx(1.5, rel=0.1)
     assert pool.in_flight.known == 30
-    other_service, other_pool = await until(client, lambda service, pool: near(service.arrived_per_s, 10), B)
+    other_service, other_pool = await until(client, lambda service, _: near(service.arrived_per_s, 10), B)
     assert other_service.in_flight.known == 17
     assert other_pool.running.known == 1
     only_b = await look(client, namespaces=("b",))

@@ -126,10 +126,9 @@ class Cluster:
     async def scale(self, namespace: str, pool: str, *, current: int, desired: int) -> None:
         """Set a WorkerPool's number of workers, if it still is `current`; ReplicasChangedError when it is not."""
         path = f"{_CUSTOM}/namespaces/{namespace}/{WORKER_POOL_PLURAL}/{pool}/scale"
-        patch = [
-            {"op": "test", "path": "/spec/replicas", "value": current},
-            {"op": "replace", "path": "/spec/replicas", "value": desired},
-        ]
+        # A Scale of zero workers has no spec.replicas at all.
+        expected = {"path": "/spec/replicas", "value": current} if current else {"path": "/spec", "value": {}}
+        patch = [{"op": "test", **expected}, {"op": "add", "path": "/spec/replicas", "value": desired}]
         query = {"fieldManager": AUTOSCALER_MANAGER}
         try:
             await self._api.call("PATCH", path, query=query, body=patch, content_type=JSON_PATCH)
