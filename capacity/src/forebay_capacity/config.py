@@ -14,7 +14,7 @@ from typing import Any
 
 from forebay_capacity.architecture import Experts, LatentAttention, ModelShape, SlidingWindow
 from forebay_capacity.dtypes import Dtype
-from forebay_capacity.errors import CapacityError, ConfigError
+from forebay_capacity.errors import ConfigError
 
 COUNT_MAX = 10**8
 """No size in a model configuration is larger; a larger one is a mistake."""
@@ -25,8 +25,7 @@ def shape_from_config(config: Mapping[str, Any], *, name: str | None = None) -> 
     if not isinstance(config, Mapping):
         raise ConfigError("config", f"a JSON object is needed, not {type(config).__name__}", "give a config.json")
     text = config.get("text_config")
-    fields = {**config, **text} if isinstance(text, Mapping) else dict(config)
-    keys = _Keys(fields)
+    stated = {**config, **text} if isinstance(text, Mapping) else dict(config)
     read = _READERS.get(_model_type(config, text))
     if read is None:
         raise ConfigError(
@@ -34,6 +33,7 @@ def shape_from_config(config: Mapping[str, Any], *, name: str | None = None) -> 
             f"{_model_type(config, text)!r} is not a supported architecture",
             f"supported are {', '.join(sorted(_READERS))}",
         )
+    keys = _Keys({**_LEFT_OUT.get(_model_type(config, text), {}), **stated})
     shape = read(keys, _base(keys, name or _name(config)))
     if shape.kv_heads > shape.heads or shape.heads % shape.kv_heads:
         raise ConfigError(
@@ -244,7 +244,13 @@ def _deepseek(keys: _Keys, base: ModelShape) -> ModelShape:
         query_rank=keys.count_or_none("q_lora_rank"),
     )
     norms = base.layers * (latent.kv_rank + (latent.query_rank or 0))
-    shape = replace(base, latent=latent, kv_heads=base.heads, vectors=base.vectors + norms)
+    shape = replace(
+        base,
+        latent=latent,
+        kv_heads=base.heads,
+        head_size=latent.nope_size + latent.rope_size,
+        vectors=base.vectors + norms,
+    )
     if keys.count_or_none("n_routed_experts") is None:
         return shape
     dense = keys.count("first_k_dense_replace", 0, low=0)
@@ -314,7 +320,12 @@ _READERS: dict[str, Callable[[_Keys, ModelShape], ModelShape]] = {
     "phi3": _llama,
 }
 
+_LEFT_OUT: dict[str, dict[str, int]] = {
+    "gemma": {"head_dim": 256},
+    "gemma2": {"head_dim": 256},
+    "gemma3": {"head_dim": 256, "num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 262_208},
+}
+"""Keys that published configurations of these types leave to the library's defaults."""
+
 SUPPORTED = tuple(sorted(_READERS))
 """The `model_type`s that can be read."""
-
-__all__ = ["COUNT_MAX", "SUPPORTED", "CapacityError", "shape_from_config"]

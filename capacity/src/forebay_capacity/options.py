@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from forebay_capacity.workload import Workload
 
 REPLICAS_MAX = 256
-"""Most workers of a pool that the search considers beyond those without which a queue grows without end."""
+"""Workers of a pool that the search adds to those without which a queue grows without end; as many again if more."""
 START_MAX = 4096
 """Most workers of a pool that any demand is sized for."""
 OPTIONS_MAX = 12
@@ -154,7 +154,7 @@ def cheapest_split(
     decode_start = fewest_replicas(decode, workload, serving, prefill=False, decode=True)
     if prefill_start is None or decode_start is None:
         return None
-    fewest = _fewest(lambda n: meets(max(REPLICAS_MAX, prefill_start), n), decode_start)
+    fewest = _fewest(lambda n: meets(REPLICAS_MAX + 2 * prefill_start, n), decode_start)
     if fewest is None:
         return None
     found = []
@@ -208,17 +208,17 @@ def _price(worker: Worker, replicas: int) -> float:
 def _fewest(meets: Callable[[int], bool], start: int) -> int | None:
     """The fewest replicas from `start` for which a condition holds that, once true, stays true.
 
-    None beyond `REPLICAS_MAX` more than the start, or where the start is beyond `START_MAX`.
+    None beyond `REPLICAS_MAX` more than the start or twice the start, or where the start is beyond `START_MAX`.
     """
     if start > START_MAX:
         return None
     if meets(start):
         return start
-    low, extra = start, 1
+    low, extra, extra_max = start, 1, max(REPLICAS_MAX, start)
     while not meets(start + extra):
-        if extra >= REPLICAS_MAX:
+        if extra >= extra_max:
             return None
-        low, extra = start + extra, min(REPLICAS_MAX, extra * 2)
+        low, extra = start + extra, min(extra_max, extra * 2)
     high = start + extra
     while high - low > 1:
         middle = (low + high) // 2

@@ -154,7 +154,7 @@ def candidate_workers(demand: Demand) -> list[Worker]:
     workers: list[Worker] = []
     for accelerator in demand.accelerators:
         sizes: Sequence[int] = demand.tensor or tensor_sizes(demand.shape.heads, accelerator.gpus_per_node)
-        stages = demand.pipeline or 1
+        stages = 1 if demand.pipeline is None else demand.pipeline
         mine = [_worker(demand, accelerator, tensor, stages) for tensor in sizes]
         if demand.pipeline is None and not any(holds(worker, demand.workload) for worker in mine):
             mine += _pipelined(demand, accelerator, max(sizes))

@@ -146,7 +146,7 @@ def _target_refusal(workers: Sequence[Worker], workload: Workload, objective: Ob
     return Refusal(
         Cause.TARGET,
         f"{objective.target:.4g} of {rate} within both bounds is out of reach of any number of workers tried "
-        f"(up to {REPLICAS_MAX} beyond the least): the bounds leave too little room above an idle worker; "
+        f"({REPLICAS_MAX} beyond the least, or twice the least): the bounds leave too little room above an idle worker; "
         f"allow more --ttft or --tpot, or lower --target",
     )
 
