@@ -89,12 +89,12 @@ class ApiServer:
         parameters: Mapping[str, str] | None = None,
         content_type: str = "application/json",
         dry_run: bool = False,
+        acting_as: str | None = None,
     ) -> dict[str, Any]:
-        """One call, with unknown fields refused."""
+        """One call, with unknown fields refused; `acting_as` is the user in whose name it is made."""
         asked = {"fieldValidation": "Strict", **(parameters or {}), **({"dryRun": "All"} if dry_run else {})}
-        answer = self._proxy.request(
-            method, path, params=asked, content=json.dumps(body), headers={"Content-Type": content_type}
-        )
+        headers = {"Content-Type": content_type, **({"Impersonate-User": acting_as} if acting_as else {})}
+        answer = self._proxy.request(method, path, params=asked, content=json.dumps(body), headers=headers)
         if answer.is_error:
             raise RefusedError(answer.json())
         made: dict[str, Any] = answer.json()

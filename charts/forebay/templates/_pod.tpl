@@ -49,6 +49,11 @@ volumes:
 {{/* Labels and annotations of a pod. */}}
 {{- define "forebay.podMetadata" -}}
 {{- $component := index (index . 0).Values (index . 1) -}}
+{{- range $label, $_ := $component.podLabels }}
+{{- if or (hasPrefix "forebay.dev/" $label) (hasKey (include "forebay.selector" $ | fromYaml) $label) }}
+{{- fail (printf "%s.podLabels must not set %s: the pods are told apart by it; remove it" (index $ 1) $label) }}
+{{- end }}
+{{- end }}
 labels:
   {{- include "forebay.selector" . | nindent 2 }}
   {{- with $component.podLabels }}
