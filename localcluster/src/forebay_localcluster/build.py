@@ -237,6 +237,8 @@ def _tasks(modules: Iterable[Module], missing: Sequence[Program], folder: Path) 
 
 def _detail(running: Sequence[_Task]) -> str:
     """Say what Go is doing, from the log's last line and the number of packages compiled so far."""
+    if not running:
+        return ""
     logs = [task.log.read_text(errors="replace").splitlines() for task in running if task.log.exists()]
     compiled = sum(not line.startswith(("go: ", "# ")) for lines in logs for line in lines)
     if any(lines[-1:] and lines[-1].startswith("go: downloading") for lines in logs):

@@ -261,7 +261,7 @@ class Cluster:
         try:
             return ask(self.layout.socket, request, timeout_s=timeout_s)
         except ControlError as error:
-            if isinstance(error.__cause__, ConnectionRefusedError | FileNotFoundError):
+            if isinstance(error.__cause__, ConnectionError | FileNotFoundError):  # it is gone, or going
                 raise ClusterNotRunningError(self.name) from error
             raise
 

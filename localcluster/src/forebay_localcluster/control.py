@@ -24,16 +24,9 @@ REQUEST_TIMEOUT_S = 5.0
 def ask(path: Path, request: Answer, *, timeout_s: float) -> Answer:
     """Send a request and return the answer; raise `ControlError` when there is none, or it is a refusal."""
     try:
-        with _short(path) as short, socket.socket(socket.AF_UNIX) as connection:
-            connection.settimeout(timeout_s)
-            connection.connect(short)
-            connection.sendall(json.dumps(request).encode() + b"\n")
-            with connection.makefile("rb") as answers:
-                line = answers.readline(LINE_BYTES_MAX)
+        line = _exchange(path, json.dumps(request).encode() + b"\n", timeout_s=timeout_s)
     except OSError as error:
         raise ControlError(f"the cluster's supervisor does not answer at {path}: {error}") from error
-    if not line:
-        raise ControlError(f"the cluster's supervisor ended while it was asked to {request.get('do')}")
     answer: Answer = json.loads(line)
     if "error" in answer:
         raise ControlError(answer["error"])
@@ -68,6 +61,19 @@ async def serve(path: Path, handler: Handler) -> AsyncIterator[None]:
         yield
     finally:
         server.close()
+
+
+def _exchange(path: Path, line: bytes, *, timeout_s: float) -> bytes:
+    """Send a line and return the one that comes back; raise `ConnectionError` when the other side is gone, or going."""
+    with _short(path) as short, socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(timeout_s)
+        connection.connect(short)
+        connection.sendall(line)
+        with connection.makefile("rb") as answers:
+            answer = answers.readline(LINE_BYTES_MAX)
+    if not answer:
+        raise ConnectionResetError("it ended meanwhile")
+    return answer
 
 
 @contextlib.contextmanager

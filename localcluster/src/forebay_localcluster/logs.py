@@ -69,11 +69,19 @@ def follow(
     """Yield (log's name, line) for every line written from now on to the logs that `find` returns, which is asked again."""
     tails = {log: _Tail.at_end(log.path) for log in find()}
     while True:
-        for log in find():
+        for log in _still(find):
             tail = tails.setdefault(log, _Tail(log.path))
             for line in tail.new_lines():
                 yield log.name, line
         wait(POLL_S)
+
+
+def _still(find: Callable[[], list[LogFile]]) -> list[LogFile]:
+    """Return the logs there are; between two pods of a Deployment that may be none."""
+    try:
+        return find()
+    except NoSuchLogError:
+        return []
 
 
 @dataclass(slots=True)

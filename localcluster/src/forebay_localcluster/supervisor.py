@@ -163,8 +163,8 @@ class Supervisor:
         log.info("%s started, pid %s", child.plan.name, child.pid)
         self._report_state(child)
         try:
-            async with asyncio.timeout(child.plan.ready_timeout_s), Probe(child) as probe:
-                await _until_ready(child, probe)
+            async with asyncio.timeout(child.plan.ready_timeout_s):
+                await _until_ready(child, Probe(child))
         except TimeoutError as error:
             raise StartFailedError(child, f"was not ready within {child.plan.ready_timeout_s:g} s") from error
         child.note_ready()
@@ -297,7 +297,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.basicConfig(
         filename=layout.log("supervisor"), level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s"
     )
-    logging.getLogger("httpx").setLevel(logging.WARNING)
     layout.lock.write_text(str(os.getpid()))
     layout.socket.unlink(missing_ok=True)
     plan = load_plan(layout.plan.read_text())
