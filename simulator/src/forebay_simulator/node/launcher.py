@@ -22,6 +22,7 @@ import socket
 import sys
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import NoReturn
 
 from forebay_simulator.node.container_root import enter_root
 from forebay_simulator.node.launch_protocol import (
@@ -221,13 +222,22 @@ def _become(request: Start | Execute, inside: _Child | None, pipe: int) -> None:
         elif inside is not None:
             _enter_running_container(inside.machine_process_id)
         _change_directory(request.working_directory)
-        os.execvpe(request.argv[0], request.argv, dict(request.environment))  # noqa: S606 - no shell is the point
-    except FileNotFoundError as error:
-        _fail(pipe, f'exec: "{request.argv[0]}": {error}')
+        _execute(request)
     except Exception as error:  # noqa: BLE001 - whatever it is must reach the pod's status
         _fail(pipe, str(error))
     finally:
         os._exit(_FAILED_START_EXIT_CODE)
+
+
+def _execute(request: Start | Execute) -> NoReturn:
+    program = request.argv[0]
+    try:
+        os.execvpe(program, request.argv, dict(request.environment))  # noqa: S606 - no shell is the point
+    except FileNotFoundError as error:
+        where = "" if "/" in program else " in $PATH"
+        raise OSError(f'exec: "{program}": executable file not found{where}') from error
+    except OSError as error:
+        raise OSError(f'exec: "{program}": {error.strerror}') from error
 
 
 def _fail(pipe: int, text: str) -> None:

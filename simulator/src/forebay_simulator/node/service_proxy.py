@@ -8,6 +8,8 @@ the address is written on the Service. A connection goes to the ready pods in tu
 import asyncio
 import itertools
 import logging
+import socket
+import struct
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -186,7 +188,13 @@ class _Relay:
             client.transport.resume_reading()
             server.transport.resume_reading()
             return
-        client.transport.abort()  # nobody serves: the client sees a reset
+        _reset(client)
+
+
+def _reset(client: "_Side") -> None:
+    """Close so that the client sees a reset, not an empty answer: nobody serves it."""
+    client.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    client.transport.abort()
 
 
 def _same(side: "_Side") -> "_Side":
