@@ -19,6 +19,7 @@ import httpx
 import pytest
 
 from tests.simulator.engine.process import CLIENT, EngineProcess, free_port, running
+
 from .captured import Answer, captured
 
 NAME = "tiny-llama"
@@ -33,7 +34,18 @@ FLAGS = (
 ENVIRONMENT = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_HOST_IP": "127.0.0.1"}
 EVENTS = '{"enable_kv_cache_events":true,"publisher":"zmq","endpoint":"tcp://*:0","replay_endpoint":"tcp://*:0","topic":"kv@test"}'
 _WORDS = (
-    "question engine answer year system server queue user message router people minute cache block token day".split()
+    "question",
+    "engine",
+    "answer",
+    "year",
+    "system",
+    "server",
+    "queue",
+    "user",
+    "message",
+    "router",
+    "people",
+    "cache",
 )
 
 

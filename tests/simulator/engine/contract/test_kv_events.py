@@ -14,8 +14,8 @@ import pytest
 import zmq
 
 from forebay_simulator.engine.block_hash import BlockHasher, HashAlgorithm, TokenSequence, event_id
-
 from tests.simulator.engine.process import EngineProcess
+
 from .captured import DATA, events_of
 from .sources import BLOCK_SIZE, EVENTS, NAME, words
 

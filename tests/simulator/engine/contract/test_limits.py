@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 
 import pytest
 
@@ -255,7 +256,7 @@ def test_a_pause_that_keeps_freezes_streams_until_the_engine_resumes(engine):
     assert engine.metric("vllm:num_requests_running") == 1
     engine.post("/resume")
     thread.join(10)
-    gaps = [later - earlier for (earlier, _), (later, _) in zip(lines, lines[1:], strict=False)]
+    gaps = [later - earlier for (earlier, _), (later, _) in pairwise(lines)]
     assert 0.6 < max(gaps) < 1.6
     assert '"finish_reason":"length"' in lines[-2][1]
 

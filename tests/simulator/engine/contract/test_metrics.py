@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from tests.simulator.engine.process import free_port
+
 from .captured import DATA
 from .exposition import read_exposition
 from .sources import ALL, BLOCK_SIZE, EVENTS, NAME, STARTERS, words

@@ -41,10 +41,7 @@ def _captured(scenario: str) -> Shutdown:
     seen = Shutdown()
     seen.gone_s = float(re.search(r"process gone after ([\d.]+) s", section)[1])
     seen.health = re.findall(r"/health (\w+)", section)
-    blocks = {
-        name: block
-        for name, block in re.findall(r"^  ([\w-]+) \(times.*\n((?:    .*\n)+)", section + "\n", re.MULTILINE)
-    }
+    blocks = dict(re.findall(r"^  ([\w-]+) \(times.*\n((?:    .*\n)+)", section + "\n", re.MULTILINE))
     seen.stream = re.findall(r"data: (.*)", blocks["stream-1"])
     plain = re.search(r"HTTP (\d+) (.*)", blocks["plain-3"])
     seen.plain = (int(plain[1]), plain[2])
