@@ -184,9 +184,8 @@ class _Relay:
             if client.transport.is_closing():
                 server.transport.close()
                 return
-            client.peer, server.peer = server, client
-            client.transport.resume_reading()
-            server.transport.resume_reading()
+            client.join(server)
+            server.join(client)
             return
         _reset(client)
 
@@ -209,6 +208,7 @@ class _Side(asyncio.Protocol):
     def __init__(self, on_made: Callable[["_Side"], None] | None = None) -> None:
         self.peer: _Side | None = None
         self.ended = False  # nothing more will come from here
+        self._early: list[bytes] = []  # what came before there was a peer; a paused transport may still deliver some
         self._on_made = on_made
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -216,14 +216,25 @@ class _Side(asyncio.Protocol):
         if self._on_made is not None:
             self._on_made(self)
 
+    def join(self, peer: "_Side") -> None:
+        """Hand everything to a peer from now on, beginning with what has come already."""
+        self.peer = peer
+        peer.transport.writelines(self._early)
+        self._early.clear()
+        if self.ended:
+            peer.transport.write_eof()
+        self.transport.resume_reading()
+
     def data_received(self, data: bytes) -> None:
-        if self.peer is not None:
+        if self.peer is None:
+            self._early.append(data)
+        else:
             self.peer.transport.write(data)
 
     def eof_received(self) -> bool:
         self.ended = True
         if self.peer is None:
-            return False
+            return True  # the peer is told when there is one
         if not self.peer.ended:
             self.peer.transport.write_eof()
             return True  # the other direction may go on
