@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from itertools import count
 
 from forebay_simulator.engine.request import Request
-from forebay_simulator.engine.scheduler import Scheduler, SchedulerConfig
+from forebay_simulator.engine.scheduler import Scheduler
+from forebay_simulator.engine.scheduling import SchedulerConfig
 
 STEP_S = 0.01
 _numbers = count()

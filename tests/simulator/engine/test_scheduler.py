@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forebay_simulator.engine.request import FinishReason, Phase
-from forebay_simulator.engine.scheduler import BlockRemoved, BlocksStored, CacheCleared
+from forebay_simulator.engine.scheduling import BlockRemoved, BlocksStored, CacheCleared
 from forebay_simulator.engine.waiting import Policy
 
 from .plain import Blocks, a_request, a_scheduler, run_step, run_to_end

@@ -18,7 +18,8 @@ from forebay_simulator.engine.errors import ENGINE_DEAD, LOAD_FAILED, ApiError, 
 from forebay_simulator.engine.generation import Generation
 from forebay_simulator.engine.recorder import Recorder
 from forebay_simulator.engine.request import FinishReason, Phase, Request
-from forebay_simulator.engine.scheduler import Scheduler, Step
+from forebay_simulator.engine.scheduler import Scheduler
+from forebay_simulator.engine.scheduling import Step
 from forebay_simulator.engine.text import Answer, Vocabulary
 
 CATCH_UP_MAX_S = 0.25

@@ -25,7 +25,8 @@ import zmq
 import zmq.asyncio
 
 from forebay_simulator.engine.block_hash import TokenSequence, event_id
-from forebay_simulator.engine.scheduler import BlockRemoved, BlocksStored, CacheEvent, Scheduler
+from forebay_simulator.engine.scheduler import Scheduler
+from forebay_simulator.engine.scheduling import BlockRemoved, BlocksStored, CacheEvent
 from forebay_simulator.engine.settings import EventSettings
 
 END_OF_REPLAY = (-1).to_bytes(8, "big", signed=True)

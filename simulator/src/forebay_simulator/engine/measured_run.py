@@ -21,7 +21,8 @@ from pathlib import Path
 
 from forebay_simulator.engine.model import load_model
 from forebay_simulator.engine.request import Request
-from forebay_simulator.engine.scheduler import Scheduler, SchedulerConfig
+from forebay_simulator.engine.scheduler import Scheduler
+from forebay_simulator.engine.scheduling import SchedulerConfig
 from forebay_simulator.engine.settings import EngineSettings
 
 STAGE_S = 60.0

@@ -21,7 +21,7 @@ from forebay_capacity.steptime import timer_of
 from forebay_capacity.transfer import TRANSFER_LATENCY_S
 from forebay_capacity.worker import Parallelism, Worker
 from forebay_simulator.engine.errors import StartupError
-from forebay_simulator.engine.scheduler import SchedulerConfig, StepTimer
+from forebay_simulator.engine.scheduling import SchedulerConfig, StepTimer
 from forebay_simulator.engine.settings import EngineSettings
 
 DEFAULT_BLOCK_SIZE = 16

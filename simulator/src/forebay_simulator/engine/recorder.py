@@ -6,7 +6,8 @@ import time
 
 from forebay_simulator.engine.metrics import Metrics
 from forebay_simulator.engine.request import Request
-from forebay_simulator.engine.scheduler import Scheduler, Step
+from forebay_simulator.engine.scheduler import Scheduler
+from forebay_simulator.engine.scheduling import Step
 
 
 class Recorder:
