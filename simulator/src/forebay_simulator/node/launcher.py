@@ -128,9 +128,14 @@ class Launcher:
 
     def _signal(self, request: Signal) -> None:
         child = self._children.get(request.id)
-        if child is not None:
-            # Not reaped yet, so the number can't belong to another process.
-            os.kill(child.process_id, request.number)
+        if child is None:
+            return
+        # Not reaped yet, so the number can't belong to another process.
+        if request.number == signal.SIGKILL:
+            # What a probe's command has started is to end with it; the group exists once the child has made it.
+            with suppress(ProcessLookupError):
+                os.killpg(child.process_id, signal.SIGKILL)
+        os.kill(child.process_id, request.number)
 
     def _fork(self, request: Start | Execute) -> None:
         inside = None
