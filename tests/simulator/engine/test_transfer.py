@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
@@ -84,6 +85,21 @@ def test_a_prefill_of_several_tokens_hands_over_what_it_computed():
         params = answer["kv_transfer_params"]
         assert params["remote_num_tokens"] == answer["usage"]["prompt_tokens"] + 2
         assert "remote_prefill_cached_tokens" not in params
+
+
+def test_a_decode_leg_that_waits_in_the_queue_keeps_its_lease_alive():
+    with (
+        _engine(*_flags("kv_producer", lease_s=1.5)) as prefill,
+        _engine(*_flags("kv_consumer", lease_s=1.5), "--max-num-seqs", "1") as decode,
+        ThreadPoolExecutor() as pool,
+    ):
+        params = _prefill(prefill)
+        busy = pool.submit(decode.chat, "hold the only slot", max_tokens=400)
+        decode.eventually("vllm:num_requests_running", 1)
+        assert _decode(decode, params).status_code == 200
+        assert busy.result(20).json()["usage"]["completion_tokens"] == 400
+        assert prefill.metric("vllm:nixl_num_kv_expired_reqs_total") == 0
+        assert decode.metric("vllm:prompt_tokens_by_source_total", source="external_kv_transfer") > 0
 
 
 def test_stale_params_are_answered_from_wrong_content_which_stays_in_the_cache():

@@ -11,6 +11,7 @@ Metrics are written here, at the end of a step or at an abort, and nowhere else:
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable
 
@@ -22,6 +23,7 @@ from forebay_simulator.engine.scheduler import Scheduler
 from forebay_simulator.engine.scheduling import Step
 from forebay_simulator.engine.text import Answer, Vocabulary
 
+LOG = logging.getLogger("forebay.engine")
 CATCH_UP_MAX_S = 0.25
 """The furthest behind its plan that the engine tries to catch up with."""
 
@@ -224,6 +226,13 @@ class EngineCore:
         self._timer = self._loop.call_later(delay, self._end) if delay > 0 else self._loop.call_soon(self._end)
 
     def _end(self) -> None:
+        try:
+            self._finish_step()
+        except Exception:  # the boundary of the engine's loop: a core that stumbles is dead, as a real one is
+            LOG.exception("the engine core failed")
+            self.die()
+
+    def _finish_step(self) -> None:
         step = self._step
         assert step is not None, "a step ends that has not begun"
         now = self.now()

@@ -7,6 +7,7 @@ with VLLM_SERVER_DEV_MODE=1 only, adapter endpoints with VLLM_ALLOW_RUNTIME_LORA
 from __future__ import annotations
 
 import hmac
+import logging
 import uuid
 from collections.abc import Callable
 from typing import Any
@@ -16,11 +17,12 @@ import orjson
 from forebay_simulator.engine import completions, development
 from forebay_simulator.engine.bodies import Fields, read_json, read_messages
 from forebay_simulator.engine.engine import Engine
-from forebay_simulator.engine.errors import ApiError
+from forebay_simulator.engine.errors import ApiError, internal
 from forebay_simulator.engine.metrics import CONTENT_TYPE, HttpMetrics
 from forebay_simulator.engine.server import Exchange
 from forebay_simulator.engine.settings import VERSION
 
+LOG = logging.getLogger("forebay.engine")
 Endpoint = Callable[[Engine, Exchange], None]
 GUARDED = ("/v1", "/v2", "/inference", "/cohere")
 """Path prefixes that --api-key guards."""
@@ -45,6 +47,9 @@ class Router:
             self._dispatch(exchange)
         except ApiError as error:
             exchange.reply(error.status, error.body())
+        except Exception:  # the boundary of a request: answered as a real server answers its own faults
+            LOG.exception("%s %s failed", exchange.method, exchange.path)
+            exchange.reply(500, internal("Internal server error").body())
 
     def observe(self, exchange: Exchange, status: int, seconds: float, sent: int) -> None:
         """Count an ended exchange."""

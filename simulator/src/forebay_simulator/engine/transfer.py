@@ -15,6 +15,7 @@ Failures are counted and end in "fail" (500) or "recompute", as the decode engin
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import uuid
 from collections.abc import Mapping
@@ -30,8 +31,10 @@ from forebay_simulator.engine.side_channel import Peer, PeerLostError, Read, Sid
 
 CONNECTOR_VERSION = 14
 HANDSHAKE_TIMEOUT_S = 5.0
-HEARTBEAT_S = 5.0
-"""How often a decode engine renews the leases of requests in its queue."""
+PEERS_MAX = 1024
+"""Engines remembered, dead ones included: a fetch from an engine known to be dead fails at once."""
+HEARTBEATS_PER_LEASE = 6
+"""How often a decode engine renews the leases of requests in its queue: every 5 s with the default lease."""
 
 
 class InvalidParamsError(EngineError):
@@ -92,7 +95,8 @@ class Transfer:
         self._link_free_s = 0.0
         self._queued: list[Generation] = []
         self._heartbeat: asyncio.TimerHandle | None = None
-        self._expired: set[str] = set()
+        self._heartbeat_s = settings.lease_s / HEARTBEATS_PER_LEASE
+        self._renewals: set[asyncio.Task[None]] = set()
         self._channel = SideChannel(self)
         core.start_fetch = self.start
         core.cancel_fetch = self.cancel
@@ -105,9 +109,10 @@ class Transfer:
         """End fetches and close every socket."""
         if self._heartbeat is not None:
             self._heartbeat.cancel()
-        for task in self._tasks.values():
+        tasks = [*self._tasks.values(), *self._renewals]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         for peer in self._peers.values():
             peer.close()
         await self._channel.close()
@@ -172,8 +177,7 @@ class Transfer:
         """Note a decode leg that was just submitted: its lease is renewed while it waits."""
         self._queued.append(generation)
         if self._heartbeat is None:
-            loop = asyncio.get_running_loop()
-            self._heartbeat = loop.call_later(HEARTBEAT_S, self._beat)
+            self._heartbeat = asyncio.get_running_loop().call_later(self._heartbeat_s, self._beat)
 
     def start(self, generation: Generation) -> None:
         """Begin a fetch; the core hears how it ends, never before this returns."""
@@ -235,7 +239,17 @@ class Transfer:
         if problem:
             peer.close()
             raise TransferError(problem)
-        self._peers[remote.engine_id] = peer
+        return self._keep(peer)
+
+    def _keep(self, peer: Peer) -> Peer:
+        """Remember a peer; one that another fetch connected to meanwhile is kept instead."""
+        known = self._peers.get(peer.engine_id)
+        if known is not None and known.alive:
+            peer.close()
+            return known
+        while len(self._peers) >= PEERS_MAX:
+            self._peers.pop(next(iter(self._peers))).close()
+        self._peers[peer.engine_id] = peer
         return peer
 
     def _mismatch(self, peer: Peer, remote: RemotePrefill) -> str | None:
@@ -260,13 +274,20 @@ class Transfer:
     def _beat(self) -> None:
         self._heartbeat = None
         self._queued = [generation for generation in self._queued if generation.request.phase is Phase.WAITING]
-        by_engine: dict[str, list[str]] = {}
+        by_engine: dict[str, list[RemotePrefill]] = {}
         for generation in self._queued:
-            assert generation.remote is not None, "only decode legs are queued here"
-            by_engine.setdefault(generation.remote.engine_id, []).append(generation.remote.request_id)
-        for engine_id, request_ids in by_engine.items():
-            peer = self._peers.get(engine_id)
-            if peer is not None and peer.alive:
-                peer.send_renewal(request_ids)
+            if generation.remote is not None:
+                by_engine.setdefault(generation.remote.engine_id, []).append(generation.remote)
+        loop = asyncio.get_running_loop()
+        for remotes in by_engine.values():
+            task = loop.create_task(self._renew(remotes))
+            self._renewals.add(task)
+            task.add_done_callback(self._renewals.discard)
         if self._queued:
-            self._heartbeat = asyncio.get_running_loop().call_later(HEARTBEAT_S, self._beat)
+            self._heartbeat = loop.call_later(self._heartbeat_s, self._beat)
+
+    async def _renew(self, remotes: list[RemotePrefill]) -> None:
+        # What fails here fails again, and is dealt with, when the request is fetched.
+        with contextlib.suppress(TransferError, PeerLostError, OSError, TimeoutError):
+            peer = await self._peer(remotes[0])
+            peer.send_renewal([remote.request_id for remote in remotes])
