@@ -1,5 +1,6 @@
 """A Prometheus whose answers a test sets, behind the real client: by signal, for any number of services and pools."""
 
+import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -33,6 +34,15 @@ class FakePrometheus:
     def http(self) -> httpx.AsyncClient:
         """A client that reaches it."""
         return httpx.AsyncClient(transport=httpx.MockTransport(self._answer))
+
+    def record(self) -> "RecordedPrometheus":
+        """Its present answers as texts, so that making them does not count in a measurement."""
+        now_s = time.time()
+        answers = {}
+        for text, signal in self._signals.items():
+            body = {"status": "success", "data": {"resultType": "vector", "result": list(self._series(signal))}}
+            answers[text] = json.dumps(body).encode()
+        return RecordedPrometheus(answers, now_s)
 
     def load(
         self,
@@ -93,6 +103,21 @@ class FakePrometheus:
             yield {"namespace": namespace, "model_service": name}, numbers
         for (namespace, name, pool), numbers in self.pools.items():
             yield {"namespace": namespace, "model_service": name, "pool": pool}, numbers
+
+
+@dataclass
+class RecordedPrometheus:
+    """Answers that were made before."""
+
+    answers: dict[str, bytes]
+    at_s: float
+
+    def http(self) -> httpx.AsyncClient:
+        """A client that reaches it."""
+        return httpx.AsyncClient(transport=httpx.MockTransport(self._answer))
+
+    def _answer(self, request: httpx.Request) -> httpx.Response:
+        return httpx.Response(200, content=self.answers[parse_qs(request.content.decode())["query"][0]])
 
 
 def _series(labels: Mapping[str, str], value: object, now_s: float) -> dict[str, object]:

@@ -1,6 +1,7 @@
 """Wiring: settings, clients, election, loop, control port; ends in order on SIGTERM and SIGINT."""
 
 import asyncio
+import gc
 import logging
 import signal
 import ssl
@@ -44,10 +45,19 @@ def main() -> None:
     """Entry point of `forebay-autoscaler`."""
     settings = parse_settings(sys.argv[1:], environment_of_process())
     configure_logging(settings.log_level)
+    tune_collector()
     try:
         asyncio.run(serve(settings))
     except AutoscalerError as error:
         sys.exit(f"forebay-autoscaler: {error}")
+
+
+def tune_collector() -> None:
+    """Collect garbage less often.
+
+    A cycle over many pools makes 100,000 objects that live until its end; looking among them took half of its time.
+    """
+    gc.set_threshold(100_000, 50, 100)
 
 
 def configure_logging(level: str) -> None:

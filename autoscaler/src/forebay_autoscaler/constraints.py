@@ -95,7 +95,7 @@ def wait_for_growth(situation: Situation, proposal: Proposal) -> Proposal:
     """Grow only to what was needed all through the growth window."""
     length_s = situation.policy.scale_up_window_s
     lowest = situation.shortfalls.maximum(situation.now_s, length_s=length_s)
-    if proposal.replicas <= situation.current or lowest is None:
+    if length_s == 0 or lowest is None or proposal.replicas <= situation.current:
         return proposal
     lasting = max(situation.current, min(proposal.replicas, -lowest))
     return proposal.instead(lasting, Constraint.GROWTH_WINDOW, f"not needed all through the last {length_s:g} s")

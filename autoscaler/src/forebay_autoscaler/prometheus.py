@@ -7,17 +7,15 @@ comes back as no samples, never as zeros. A string that is no number ("abc") bec
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 
 from forebay_autoscaler.errors import PrometheusError
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """One element of an instant vector."""
+class Sample(NamedTuple):
+    """One element of an instant vector; a tuple, since a cycle over a thousand pools makes a hundred thousand."""
 
     labels: Mapping[str, str]
     value: float

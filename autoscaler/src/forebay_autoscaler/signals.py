@@ -5,7 +5,10 @@ by Prometheus' clock. Two samples where one is expected are unknown: they mean t
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from operator import itemgetter
 
 from forebay_api.objective import Objective
 from forebay_autoscaler.observation import PoolSignals, ServiceKey, ServiceSignals
@@ -124,6 +127,7 @@ def count_within(buckets: Iterable[tuple[float, float]], bound: float) -> tuple[
     return total, below
 
 
+@lru_cache(maxsize=1024)
 def _bucket_bound(text: str) -> float:
     try:
         return float(text)
@@ -132,10 +136,12 @@ def _bucket_bound(text: str) -> float:
 
 
 def _index(samples: Iterable[Sample], labels: Sequence[str]) -> dict[Key, list[Sample]]:
-    indexed: dict[Key, list[Sample]] = {}
+    """Samples by these labels; those that lack one belong to nobody."""
+    key_of, needed = itemgetter(*labels), set(labels)
+    indexed: defaultdict[Key, list[Sample]] = defaultdict(list)
     for sample in samples:
-        get: Callable[[str, str], str] = sample.labels.get
-        indexed.setdefault(tuple(get(label, "") for label in labels), []).append(sample)
+        if sample.labels.keys() >= needed:
+            indexed[key_of(sample.labels)].append(sample)
     return indexed
 
 

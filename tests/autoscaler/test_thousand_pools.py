@@ -1,0 +1,120 @@
+"""The size promise: a cycle over a thousand pools takes less than a second of CPU."""
+
+import gc
+import json
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from forebay_autoscaler.__main__ import tune_collector
+from forebay_autoscaler.act import Actor
+from forebay_autoscaler.cluster import Cluster
+from forebay_autoscaler.history import History
+from forebay_autoscaler.loop import Alone, Loop
+from forebay_autoscaler.metrics import Metrics
+from forebay_autoscaler.observe import Observer
+from forebay_autoscaler.prometheus import Prometheus
+from tests.autoscaler.fake_prometheus import URL, FakePrometheus
+from tests.autoscaler.manifests import model_service, pool_spec, worker_pool
+from tests.autoscaler.plant import DEMO
+
+POOLS = 1000
+ACCELERATOR = {"metadata": {"name": "h100-sxm"}, "spec": {"hardware": "h100-sxm"}}
+MANAGED = [
+    {"manager": "forebay-operator", "operation": "Apply", "fieldsV1": {"f:spec": {"f:modelService": {}}}},
+    {"manager": "forebay-autoscaler", "operation": "Update", "fieldsV1": {"f:spec": {"f:replicas": {}}}},
+]
+
+
+class FakeCluster(Cluster):
+    """A thousand services of one pool, as JSON texts that are parsed as a client parses an answer."""
+
+    def __init__(self, services: list[dict[str, Any]], pools: list[dict[str, Any]]) -> None:
+        self.services = {service["metadata"]["name"]: service for service in services}
+        self.pools = {pool["metadata"]["name"]: pool for pool in pools}
+        self.writes = 0
+        self.settle()
+
+    def settle(self) -> None:
+        """Serve from now on what was written until now."""
+        self.texts = [json.dumps(list(objects.values())) for objects in (self.services, self.pools)]
+
+    async def list_model_services(self) -> list[dict[str, Any]]:
+        return json.loads(self.texts[0])
+
+    async def list_worker_pools(self) -> list[dict[str, Any]]:
+        return json.loads(self.texts[1])
+
+    async def list_accelerator_classes(self) -> list[dict[str, Any]]:
+        return [ACCELERATOR]
+
+    async def scale(self, _namespace: str, pool: str, *, current: int, desired: int) -> None:
+        self.writes += 1
+        assert self.pools[pool]["spec"]["replicas"] == current
+        self.pools[pool]["spec"]["replicas"] = desired
+        self.pools[pool]["status"] = {"ready": desired, "replicas": desired}
+
+    async def apply_status(self, key: tuple[str, str], status: Any) -> None:
+        self.writes += 1
+        self.services[key[1]]["status"] = status
+
+    async def create_event(self, _namespace: str, _event: Any) -> None:
+        self.writes += 1
+
+
+def stored(manifest: dict[str, Any], **status: Any) -> dict[str, Any]:
+    metadata = {"namespace": "default", "uid": "1", "generation": 1, "managedFields": MANAGED, **manifest["metadata"]}
+    return {**manifest, "metadata": metadata, "status": status}
+
+
+@pytest.fixture
+def cluster() -> FakeCluster:
+    names = [f"svc-{n}" for n in range(POOLS)]
+    services = [stored(model_service(name)) for name in names]
+    pools = [stored(worker_pool(name, pool_spec(), replicas=3), ready=3, replicas=3) for name in names]
+    return FakeCluster(services, pools)
+
+
+@pytest.fixture
+def tuned_collector() -> Iterator[None]:
+    """As in the program."""
+    before = gc.get_threshold()
+    tune_collector()
+    yield
+    gc.set_threshold(*before)
+
+
+async def cpu_of_cycle(loop: Loop) -> float:
+    started_s = time.process_time()
+    await loop.cycle()
+    return time.process_time() - started_s
+
+
+@pytest.mark.usefixtures("tuned_collector")
+async def test_a_cycle_over_a_thousand_pools_takes_less_than_a_second_of_cpu(cluster: FakeCluster):
+    fake = FakePrometheus(DEMO)
+    for n in range(POOLS):
+        fake.load(("default", f"svc-{n}"), rate_per_s=10 + n % 7)
+        for signal in ("ttft", "tpot"):
+            bounds = [*[str(bound / 100) for bound in range(1, 26)], "+Inf"]
+            fake.services["default", f"svc-{n}"][signal] = [({"le": le}, 10.0) for le in bounds]
+    metrics = Metrics()
+    actor = Actor(cluster, metrics, identity="test", numbers_interval_s=10)
+    observer = Observer(cluster, Prometheus(URL, fake.http()), fake.queries, tuning=DEMO, stale_after_s=60)
+    loop = Loop(observer, actor, Alone(), metrics, History(2000), interval_s=10)
+    await loop.cycle()
+    assert cluster.writes > POOLS
+    cluster.settle()
+    async with fake.record().http() as http:
+        loop.observer = Observer(cluster, Prometheus(URL, http), fake.queries, tuning=DEMO, stale_after_s=60)
+        await loop.cycle()
+        cluster.settle()
+        cluster.writes = 0
+        took_s = min([await cpu_of_cycle(loop) for _ in range(3)])
+    assert cluster.writes == 0, "a steady state needs no write"
+    sizes = {pool["spec"]["replicas"] for pool in cluster.pools.values()}
+    assert sizes <= {3, 4, 5}, sizes
+    assert took_s < 1.0, f"{took_s:.2f} s of CPU"
+    print(f"{POOLS} pools: {took_s:.3f} s of CPU")
