@@ -23,9 +23,16 @@ def snapshot(time_s: float, *workers: Worker, replicas: int = 1, reason: str | N
     )
 
 
-def test_a_decision_is_told_with_its_reason():
-    sentences = tell(snapshot(0), snapshot(1, replicas=3, reason="30 req/s asked"))
-    assert [one.text for one in sentences] == ["mixed 1 → 3: 30 req/s asked"]
+def test_a_decision_is_told_and_its_reason_when_that_is_known():
+    timeline = Timeline()
+    stages = [
+        snapshot(0, reason="1 kept: 2 req/s asked"),
+        snapshot(1, replicas=3, reason="1 kept: 9 req/s asked"),
+        snapshot(2, replicas=3, reason="1 → 3: 30 req/s asked"),
+        snapshot(3, replicas=3, reason="3 kept: 30 req/s asked"),
+    ]
+    told = [sentence.text for one in stages for sentence in timeline.add(one)]
+    assert told == ["mixed 1 → 3", "mixed 1 → 3: 30 req/s asked"]
 
 
 def test_the_life_of_a_worker_is_told_in_order():

@@ -58,7 +58,8 @@ class ServiceReader:
     async def snapshot(self, time_s: float) -> Snapshot | None:
         """The service now, stamped with the caller's time; None when the API server did not answer."""
         try:
-            return snapshot_of(time_s, await self.service(), await self._pools(), await self._pods())
+            pools, pods = await self._pools(), await self._pods()
+            return snapshot_of(time_s, await self.service(), pools, pods)  # the status follows what it tells of
         except (kubernetes.client.ApiException, aiohttp.ClientError, TimeoutError, KeyError):
             return None
 

@@ -77,13 +77,16 @@ def _worker_sentences(before: Snapshot, after: Snapshot) -> list[Sentence]:
 
 
 def _pool_sentences(before: Snapshot, after: Snapshot) -> list[Sentence]:
+    """Changes of size; the reason comes with the autoscaler's status, which may be one snapshot later."""
     made = []
     for name, pool in after.pools.items():
         old = before.pools.get(name)
-        if old is None or old.replicas == pool.replicas:
+        if old is None:
             continue
-        why = f": {pool.reason}" if pool.reason else ""
-        made.append(Sentence("pool", f"{name} {old.replicas} → {pool.replicas}{why}"))
+        if old.replicas != pool.replicas:
+            made.append(Sentence("pool", f"{name} {old.replicas} → {pool.replicas}"))
+        if pool.reason is not None and pool.reason != old.reason and "→" in pool.reason:
+            made.append(Sentence("pool", f"{name} {pool.reason}"))
     return made
 
 
