@@ -7,6 +7,7 @@ the planned rate is drawn in. Uses matplotlib without its global state, so that 
 
 from pathlib import Path
 
+from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -50,7 +51,9 @@ def draw(plan: Plan, path: Path) -> None:
         fontweight="bold",
         color=INK,
     )
-    figure.savefig(path, dpi=150)
+    # The same plan gives the same file: no date, and ids that follow from the content.
+    with rc_context({"svg.hashsalt": "forebay"}):
+        figure.savefig(path, dpi=150, metadata={"Date": None} if path.suffix.lower() == ".svg" else None)
 
 
 def _style(axes: Axes) -> None:
