@@ -29,7 +29,7 @@ _SCALES = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "M": 2**
 _IGNORED_SWITCHES = (
     "enforce-eager", "trust-remote-code", "disable-log-requests", "disable-log-stats", "enable-log-requests",
     "disable-uvicorn-access-log", "async-scheduling", "enable-expert-parallel", "enable-sleep-mode",
-    "disable-hybrid-kv-cache-manager", "disable-custom-all-reduce", "enable-scale-out", "disable-frontend-multiprocessing",
+    "disable-hybrid-kv-cache-manager", "disable-custom-all-reduce", "disable-frontend-multiprocessing",
 )  # fmt: skip
 _IGNORED_VALUES = (
     "dtype", "tokenizer", "tokenizer-mode", "revision", "download-dir", "load-format", "generation-config", "seed",
@@ -172,6 +172,7 @@ def _parser() -> argparse.ArgumentParser:
     for name in (
         "enable-prompt-tokens-details", "enable-request-id-headers", "enable-server-load-tracking",
         "enable-force-include-usage", "enable-per-request-metrics", "kv-cache-metrics", "enable-auto-tool-choice",
+        "enable-scale-out",
     ):  # fmt: skip
         add(f"--{name}", action=switch, default=False)
     add("--kv-transfer-config", type=_object)
@@ -251,6 +252,7 @@ def parse_arguments(arguments: Sequence[str], environment: Mapping[str, str]) ->
         per_request_metrics=found.enable_per_request_metrics,
         kv_cache_metrics=found.kv_cache_metrics,
         tool_parser=found.enable_auto_tool_choice and found.tool_call_parser is not None,
+        scale_out=found.enable_scale_out,
         dev_mode=_truth(environment, "VLLM_SERVER_DEV_MODE"),
         transfer=transfer,
         events=events,

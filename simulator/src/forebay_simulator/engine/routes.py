@@ -14,7 +14,7 @@ from typing import Any
 
 import orjson
 
-from forebay_simulator.engine import completions, development
+from forebay_simulator.engine import completions, development, scale_out
 from forebay_simulator.engine.bodies import Fields, read_json, read_messages
 from forebay_simulator.engine.engine import Engine
 from forebay_simulator.engine.errors import ApiError, internal
@@ -68,7 +68,7 @@ class Router:
         if path.startswith(GUARDED) and not self._authorised(exchange):
             exchange.reply(401, b'{"error":"Unauthorized"}')
             return
-        if path in SCALE_OUT:
+        if path in SCALE_OUT and not self._engine.settings.scale_out:
             message = "Scale-out endpoints are disabled. Restart vllm serve with --enable-scale-out to use them."
             raise ApiError(403, message, "PermissionDeniedError")
         methods = self._table.get(path)
@@ -108,6 +108,8 @@ def _table(engine: Engine) -> dict[str, dict[str, Endpoint]]:
     if engine.settings.runtime_lora:
         table["/v1/load_lora_adapter"] = {"POST": _load_adapter}
         table["/v1/unload_lora_adapter"] = {"POST": _unload_adapter}
+    if engine.settings.scale_out:
+        table |= scale_out.ENDPOINTS
     if engine.settings.dev_mode:
         table |= development.ENDPOINTS
     return table

@@ -2,8 +2,8 @@
 
 One protocol object a connection. A request is handled when its last byte has come; requests that are pipelined behind it
 wait. A handler answers at once or keeps the exchange and answers later; a stream writes chunks. Reading goes on
-meanwhile, so a client that goes away is noticed when the connection closes, not at the next write. An idle connection is
-closed after the keep-alive time, and only idle connections have a timer.
+meanwhile, so a client that goes away is noticed when the connection closes, not at the next write. A connection that
+was used and is idle is closed after the keep-alive time, and only such connections have a timer.
 
 When the client reads slower than tokens come, the transport's buffer fills, `Exchange.writable` turns False, and whoever
 streams merges what it would have written until `on_writable` is called.
@@ -161,10 +161,9 @@ class Connection(asyncio.Protocol):
     # ---- transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Register; an idle connection is on the clock from the start."""
+        """Register. The keep-alive clock starts with the first answer, as in vLLM's server."""
         self._transport = cast("asyncio.Transport", transport)  # uvloop's transports inherit from nothing
         self._server.connections.add(self)
-        self._watch_idle()
 
     def connection_lost(self, _error: Exception | None) -> None:
         """Tell whoever still answers."""

@@ -107,6 +107,8 @@ class EngineSettings:
     kv_cache_metrics: bool = False
     tool_parser: bool = False
     """--enable-auto-tool-choice with --tool-call-parser."""
+    scale_out: bool = False
+    """--enable-scale-out: requests can be rendered to token ids."""
     dev_mode: bool = False
     """VLLM_SERVER_DEV_MODE."""
     transfer: TransferSettings | None = None
