@@ -27,8 +27,6 @@ POINTS = 60
 INK = "#333333"
 GRID = "#e4e4e4"
 ALARM = "#b3001b"
-PAPER = {"facecolor": "white", "edgecolor": "none", "pad": 1.0, "alpha": 0.85}
-"""Behind a label, so that no curve runs through its letters."""
 BOUND = (0, (6, 3))
 """The dashes of the objective and the planned rate."""
 
@@ -72,18 +70,8 @@ def _draw_tpot(axes: Axes, plan: Plan) -> None:
     right = max(_batch_shown(one) for one in shown)
     for one, colour in zip(shown, COLOURS, strict=False):
         _draw_worker(axes, plan, one, colour, right)
-    axes.axhline(bound_ms, color=ALARM, linewidth=1.4, linestyle=BOUND)
-    axes.annotate(
-        f"objective: {format_duration(demand.objective.tpot_s)}",
-        xy=(1.0, bound_ms),
-        xycoords=("axes fraction", "data"),
-        xytext=(-4, 5),
-        textcoords="offset points",
-        color=ALARM,
-        fontsize=9,
-        ha="right",
-        bbox=PAPER,
-    )
+    objective = f"objective: {format_duration(demand.objective.tpot_s)}"
+    axes.axhline(bound_ms, color=ALARM, linewidth=1.4, linestyle=BOUND, label=objective)
     axes.set_xlim(0, right)
     axes.set_ylim(0, bound_ms * 1.6)
     axes.set_xlabel("sequences decoding in one worker", color=INK)
@@ -142,17 +130,7 @@ def _draw_goodput(axes: Axes, plan: Plan) -> None:
     for option, colour in zip(shown, COLOURS, strict=False):
         _draw_option(axes, plan, option, colour, right)
     rate = demand.workload.rate_per_s
-    axes.axvline(rate, color=ALARM, linewidth=1.4, linestyle=BOUND)
-    axes.annotate(
-        f"planned: {rate:g}/s",
-        xy=(rate, 1.0),
-        xycoords=("data", "axes fraction"),
-        xytext=(-6, -12),
-        textcoords="offset points",
-        color=ALARM,
-        fontsize=9,
-        ha="right",
-    )
+    axes.axvline(rate, color=ALARM, linewidth=1.4, linestyle=BOUND, label=f"planned rate: {rate:g}/s")
     axes.set_xlim(0, right)
     axes.set_ylim(0, right)
     _legend(axes, columns=1 if len(demand.accelerators) > 1 else 2)
