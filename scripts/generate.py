@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from chart_values import install_page
 from forebay_api.crds import DEFINITIONS, render_crd
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -18,7 +19,7 @@ def crds() -> dict[str, str]:
     return {f"charts/forebay/crds/{one.plural}.yaml": render_crd(one) for one in DEFINITIONS}
 
 
-GENERATORS: tuple[Callable[[], dict[str, str]], ...] = (crds,)
+GENERATORS: tuple[Callable[[], dict[str, str]], ...] = (crds, install_page)
 
 
 def main() -> int:

@@ -6,3 +6,8 @@ uv=$(command -v .tools/bin/uv || command -v uv)
 "$uv" lock "$@"
 "$uv" export --quiet --frozen --all-packages --all-groups --no-emit-workspace --no-annotate --no-header \
   --format requirements.txt -o requirements.lock
+# What each image installs: the part of the lock that its component needs.
+for component in operator router autoscaler; do
+  "$uv" export --quiet --frozen --package "forebay-$component" --no-dev --no-emit-workspace --no-annotate --no-header \
+    --format requirements.txt -o "deploy/images/$component.txt"
+done
