@@ -286,17 +286,20 @@ class ClientConnection(asyncio.Protocol):
                 self._chunked = value.lower() == b"chunked"
             elif name == b"expect":
                 self._continue_due = value.lower() == b"100-continue" and not request.http_10
-        limits = self._shared.limits
-        if codings and (codings > 1 or not self._chunked or request.http_10):
-            return errors.bad_http("the only transfer coding accepted is chunked, once, with HTTP/1.1")
-        if size > limits.head_bytes:
-            return errors.head_too_large(limits.head_bytes)
         if hosts > 1 or (hosts == 0 and not request.http_10):
             return errors.bad_http("exactly one Host header is required")
-        if length > limits.body_bytes:
+        if codings and (codings > 1 or not self._chunked or request.http_10):
+            return errors.bad_http("the only transfer coding accepted is chunked, once, with HTTP/1.1")
+        return self._check_sizes(size, length)
+
+    def _check_sizes(self, head_bytes: int, body_bytes: int) -> errors.RequestRefused | None:
+        limits = self._shared.limits
+        if head_bytes > limits.head_bytes:
+            return errors.head_too_large(limits.head_bytes)
+        if body_bytes > limits.body_bytes:
             return errors.body_too_large(limits.body_bytes)
         if self._continue_due:
-            self._continue(has_body=length > 0 or self._chunked)
+            self._continue(has_body=body_bytes > 0 or self._chunked)
         return None
 
     def _continue(self, *, has_body: bool) -> None:

@@ -142,9 +142,7 @@ class ControlServer(uvicorn.Server):
         yield
 
 
-def control_server(app: FastAPI, host: str, port: int) -> ControlServer:
-    """A server for the control port."""
-    config = uvicorn.Config(
-        app, host=host, port=port, log_config=None, access_log=False, lifespan="off", log_level="warning"
-    )
+def control_server(app: FastAPI) -> ControlServer:
+    """A server for the control port; it is given its socket when it is run."""
+    config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", log_level="warning")
     return ControlServer(config)

@@ -16,6 +16,7 @@ import gc
 import logging
 import random
 import signal
+import socket
 import sys
 from dataclasses import dataclass, field
 
@@ -33,7 +34,7 @@ from forebay_router.placing import Placing
 from forebay_router.relay import Tools
 from forebay_router.replies import Cors
 from forebay_router.router import ClientLimits, Router
-from forebay_router.settings import Settings
+from forebay_router.settings import HostPort, Settings
 from forebay_router.table import Timeouts, WorkerTable
 from forebay_router.upstream import Upstreams
 
@@ -89,6 +90,22 @@ def build_discovery(settings: Settings, table: WorkerTable) -> Discovery:
     return StaticDiscovery(table, addresses, defaults, settings.probe_interval_s)
 
 
+def _bind(address: HostPort) -> socket.socket:
+    """A listening socket; the error of a port that is taken names the port."""
+    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+    try:
+        return socket.create_server((address.host, address.port), family=family, backlog=LISTEN_BACKLOG)
+    except OSError as error:
+        raise SystemExit(
+            f"forebay-router: cannot listen on {address}: {error.strerror}; choose another port"
+        ) from error
+
+
+def _address(bound: socket.socket) -> HostPort:
+    name = bound.getsockname()
+    return HostPort(name[0], name[1])
+
+
 @dataclass(slots=True)
 class Process:
     """One running router."""
@@ -96,6 +113,9 @@ class Process:
     settings: Settings
     router: Router = field(init=False)
     discovery: Discovery = field(init=False)
+    listen_address: HostPort | None = None
+    """Where clients are served, once they are."""
+    control_address: HostPort | None = None
     stop: asyncio.Event = field(default_factory=asyncio.Event)
     """Set by the first signal."""
     hurry: asyncio.Event = field(default_factory=asyncio.Event)
@@ -113,22 +133,20 @@ class Process:
     async def run(self) -> None:
         """Serve until told to stop, then drain."""
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self.on_signal)
         connections = self.router.connections
         assert connections is not None  # noqa: S101
-        listen = self.settings.listen
-        server = await loop.create_server(connections.make, listen.host, listen.port, backlog=LISTEN_BACKLOG)
-        control = control_server(
-            control_app(self.router, self.discovery), self.settings.control.host, self.settings.control.port
-        )
-        log.info("router listens", extra={"data": str(listen), "control": str(self.settings.control)})
+        data_socket = _bind(self.settings.listen)
+        control_socket = _bind(self.settings.control)
+        self.listen_address, self.control_address = _address(data_socket), _address(control_socket)
+        server = await loop.create_server(connections.make, sock=data_socket, backlog=LISTEN_BACKLOG)
+        control = control_server(control_app(self.router, self.discovery))
+        log.info("router listens", extra={"data": str(self.listen_address), "control": str(self.control_address)})
         async with asyncio.TaskGroup() as tasks:
             background = [
                 tasks.create_task(self.discovery.run(), name="discovery"),
                 tasks.create_task(self.router.sweep(), name="sweep"),
             ]
-            serving = tasks.create_task(control.serve(), name="control")
+            serving = tasks.create_task(control.serve(sockets=[control_socket]), name="control")
             await self.stop.wait()
             await self._drain(server, connections)
             for task in background:
@@ -182,6 +200,8 @@ def run(settings: Settings) -> None:
 
     async def main() -> None:
         process = Process(settings)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, process.on_signal)
         gc.collect()
         gc.freeze()
         await process.run()

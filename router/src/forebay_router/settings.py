@@ -246,10 +246,11 @@ def build_parser() -> argparse.ArgumentParser:
     """The command line."""
     parser = argparse.ArgumentParser(
         prog="forebay-router",
+        usage="forebay-router (--kubernetes | --workers URL... | --prefill-workers URL... --decode-workers URL...) [options]",
         description=_DESCRIPTION,
         epilog=_EPILOG,
         allow_abbrev=False,
-        formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, max_help_position=34, width=118),
+        formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, max_help_position=40, width=118),
     )
     for title, options in GROUPS:
         group = parser.add_argument_group(title)

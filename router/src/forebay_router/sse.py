@@ -26,8 +26,8 @@ from forebay_router.usage import Usage, read_usage
 HELD_MAX_BYTES = 1024 * 1024
 """Largest event that is held until it is complete."""
 
-_LINE_END = rb"(?:\r\n|\n|\r(?!\n))"
-_EVENT = re.compile(rb"(?s).*?" + _LINE_END + _LINE_END)
+_BLANK_LINE = re.compile(rb"(?:\r\n|\n|\r(?!\n)){2}")
+"""Two line ends in a row. A search for it is linear; a pattern for a whole event would be tried from every byte."""
 _LINES = re.compile(rb"\r\n|\n|\r")
 
 _OPENAI_NEEDLES = (b'"usage"', b"[DONE]", b'"error"', b'"abort"')
@@ -57,11 +57,17 @@ def event_data(event: bytes) -> bytes | None:
     return b"\n".join(lines) if lines else None
 
 
-def split_events(block: bytes) -> tuple[list[bytes], bytes]:
-    """Whole events with their blank lines, and the incomplete rest."""
-    events = _EVENT.findall(block)
-    used = sum(map(len, events))
-    return events, block[used:]
+def split_events(block: bytes, searched: int = 0) -> tuple[list[bytes], bytes]:
+    """Whole events with their blank lines, and the incomplete rest.
+
+    `searched` bytes at the start are known to hold no blank line.
+    """
+    events = []
+    start = 0
+    for found in _BLANK_LINE.finditer(block, max(0, searched - 3)):
+        events.append(block[start : found.end()])
+        start = found.end()
+    return events, block[start:]
 
 
 def _delta_has_content(choice: Any) -> bool:
@@ -156,9 +162,11 @@ class EventScanner:
     def feed(self, block: bytes, now_s: float) -> bytes:
         """Take what came at `now_s` (monotonic seconds); returns what the client gets now, maybe nothing."""
         if self._held:
+            searched = len(self._held)
             block = self._held + block
             self._held = b""
-        elif self.first_content_s is not None and block[-2:] == b"\n\n":
+            return self._feed_slowly(block, now_s, searched)
+        if self.first_content_s is not None and block[-2:] == b"\n\n":
             for needle in self._needles:
                 if needle in block:
                     break
@@ -168,8 +176,8 @@ class EventScanner:
                 return block
         return self._feed_slowly(block, now_s)
 
-    def _feed_slowly(self, block: bytes, now_s: float) -> bytes:
-        events, rest = split_events(block)
+    def _feed_slowly(self, block: bytes, now_s: float, searched: int = 0) -> bytes:
+        events, rest = split_events(block, searched)
         passed = b"".join([self._pass_event(event, now_s) for event in events])
         if len(rest) > HELD_MAX_BYTES:
             self.data_seen = True
