@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from forebay_localcluster.build import BuildProgress, ensure_programs, go_build, lanes, telling_lines
-from forebay_localcluster.errors import BuildError
-from forebay_localcluster.golang import Toolchain, build_toolchain, find_go, installed_go
+from forebay_localcluster.errors import BuildError, ToolchainError
+from forebay_localcluster.golang import Toolchain, build_toolchain, find_go, install_go, installed_go
 from forebay_localcluster.locate import Source
 from forebay_localcluster.pins import KUBERNETES, Program, modules_folder, read_modules
 from forebay_localcluster.progress import PlainProgress, progress_line
@@ -188,3 +188,36 @@ def test_plain_progress_speaks_at_changes_and_every_thirty_seconds():
     assert [line.rpartition("(")[2] for line in lines] == ["0:00)", "0:30)", "1:00)"]
     plain(progress(2, elapsed_s=65))
     assert lines[-1].startswith("[2/7]")
+
+
+UV = """\
+#!{python}
+import pathlib, sys
+target = pathlib.Path(sys.argv[sys.argv.index("--target") + 1])
+assert "--require-hashes" in sys.argv
+if {fails}:
+    sys.exit("error: no route to the index")
+(target / "go" / "bin").mkdir(parents=True)
+(target / "go" / "bin" / "go").write_text("")
+"""
+
+
+def stand_in_for_uv(folder: Path, monkeypatch: pytest.MonkeyPatch, *, fails: bool) -> None:
+    (folder / "uv").write_text(UV.format(python=sys.executable, fails=fails))
+    (folder / "uv").chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder))
+
+
+def test_go_is_installed_once_with_its_hashes_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    stand_in_for_uv(tmp_path, monkeypatch, fails=False)
+    go = install_go(tmp_path / "cache")
+    assert go.exists()
+    stand_in_for_uv(tmp_path, monkeypatch, fails=True)
+    assert install_go(tmp_path / "cache") == go
+
+
+def test_go_that_cannot_be_installed_leaves_nothing_half_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    stand_in_for_uv(tmp_path, monkeypatch, fails=True)
+    with pytest.raises(ToolchainError, match="no route to the index"):
+        install_go(tmp_path / "cache")
+    assert not installed_go(tmp_path / "cache").exists()

@@ -58,6 +58,9 @@ while True: time.sleep(60)
 """
 """Has a child process that it leaves behind when it is killed."""
 
+FORGETFUL = CARELESS.replace("start_new_session=True", "start_new_session=True, env={}")
+"""Its child does not even have the environment by which it could be found."""
+
 FAILING = """
 import sys
 for number in range(100): print("line", number)
@@ -155,9 +158,9 @@ def test_down_kills_who_does_not_end_and_what_was_left_behind(bench: Bench):
 
 
 def test_children_of_a_killed_program_are_found_at_the_end(bench: Bench):
-    bench.start(bench.program("careless", CARELESS))
-    child = bench.pid("careless.child")
-    bench.cluster.kill("careless")
+    bench.start(bench.program("forgetful", FORGETFUL))
+    child = bench.pid("forgetful.child")
+    bench.cluster.kill("forgetful")
     assert lives(child), "this program is careless; that is what the test needs"
     bench.cluster.down()
     assert not lives(child)

@@ -221,7 +221,7 @@ def _row(program: ProgramStatus, *, now: float) -> tuple[str, ...]:
     return (
         f"[bold]{program.name}[/]",
         f"[{colour}]{state}[/]",
-        _age(now - program.started_at) if running and program.started_at else "",
+        _age(now - program.started_at) if running and program.started_at is not None else "",
         str(program.pid or ""),
         program.version,
         str(program.port or ""),

@@ -89,9 +89,10 @@ class Cluster:
 
         Its folder is a temporary one, or `data`; it goes with the cluster unless `keep` or the start failed.
         """
+        programs = locate_programs()
         folder = data or Path(tempfile.mkdtemp(prefix=f"forebay-{name}-"))
         cluster = cls(name, data=folder)
-        cluster._start(settings or Settings(), extras, _unheard, owned=True, disposable=not keep)
+        cluster._start(programs, settings or Settings(), extras, _unheard, owned=True, disposable=not keep)
         try:
             yield cluster
         finally:
@@ -149,7 +150,7 @@ class Cluster:
         """
         if self.running:
             return False
-        self._start(settings or Settings(), extras, heard or _unheard, owned=False, disposable=False)
+        self._start(locate_programs(), settings or Settings(), extras, heard or _unheard, owned=False, disposable=False)
         return True
 
     def down(self, *, keep: bool = False) -> bool:
@@ -213,8 +214,16 @@ class Cluster:
         """Run helm as administrator and return what it printed; raise `CommandError`."""
         return self._run(Program.HELM, arguments, stdin=stdin, timeout_s=timeout_s)
 
-    def _start(self, settings: Settings, extras: Extras | None, heard: Heard, *, owned: bool, disposable: bool) -> None:
-        programs = locate_programs()
+    def _start(
+        self,
+        programs: Programs,
+        settings: Settings,
+        extras: Extras | None,
+        heard: Heard,
+        *,
+        owned: bool,
+        disposable: bool,
+    ) -> None:
         self.layout.make_folders()
         with locked(self.layout) as lock, contextlib.ExitStack() as claimed:
             kill_strays(self.data)
