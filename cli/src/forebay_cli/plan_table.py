@@ -139,7 +139,7 @@ def _option_cells(number: int, option: Option, *, many: bool) -> list[str]:
         f"{math.floor(performance.attainment * 1e4) / 100:.2f} %",
         _milliseconds(performance.ttft_s),
         _milliseconds(performance.tpot_s),
-        f"{performance.batch:.0f}/{_count(performance.batch_max)}",
+        f"{performance.batch:.{0 if performance.batch >= 10 else 1}f}/{_count(performance.batch_max)}",
         f"{option.rate_max_per_s:.3g}",
     ]
 
