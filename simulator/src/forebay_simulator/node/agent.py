@@ -37,7 +37,7 @@ from forebay_simulator.node.service_proxy import ServiceProxy
 from forebay_simulator.node.settings import Settings
 from forebay_simulator.node.status_writer import StatusWriter
 
-_LOCK_TIMEOUT_S = 10.0
+_LOCK_TIMEOUT_S = 5.0
 _LOCK_POLL_S = 0.05
 _HOUSEKEEPING_S = 10.0
 _FLUSH_TIMEOUT_S = 2.0

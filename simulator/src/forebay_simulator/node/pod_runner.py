@@ -36,6 +36,7 @@ _LONGEST_RETRY_S = 10.0
 _QUIET_FAILURES = 3
 """So many failures to prepare pass unmentioned: the node authorizer learns of a new pod with a small delay."""
 _DEVICES_TIMEOUT_S = 10.0
+_REASSERT_AFTER_S = 1.0
 
 log = logging.getLogger(__name__)
 
@@ -58,6 +59,7 @@ class PodRunner:
         self.address = ""
         self._status: dict[str, Any] = {}
         self._grace_s: float | None = None
+        self._reassertion: asyncio.TimerHandle | None = None
         self._note_deletion()
 
     # -- what the agent tells
@@ -66,6 +68,25 @@ class PodRunner:
         """The API object has changed."""
         self.pod = replace(self.pod, raw=raw)
         self._note_deletion()
+        if self._contradicted() and self._reassertion is None:
+            # What is seen may be older than what was written last: only a contradiction that stays is one.
+            self._reassertion = asyncio.get_running_loop().call_later(_REASSERT_AFTER_S, self._reassert)
+
+    def _contradicted(self) -> bool:
+        """Whether the API object says something else than this node does.
+
+        The node controller turns pods unready when the node seems gone; nobody but the node turns them ready again.
+        """
+        shown = self.pod.raw.get("status") or {}
+        statuses = {item["type"]: item["status"] for item in shown.get("conditions") or []}
+        own = self._status.get("conditions") or []
+        phases_differ = bool(self._status) and shown.get("phase") != self._status["phase"]
+        return phases_differ or any(statuses.get(item["type"]) != item["status"] for item in own)
+
+    def _reassert(self) -> None:
+        self._reassertion = None
+        if self._contradicted() and not self.object_gone:
+            self._node.statuses.write(self.pod, self._status)
 
     def object_deleted(self) -> None:
         """The API object is gone: whatever still runs is killed."""
@@ -169,6 +190,8 @@ class PodRunner:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def _release(self) -> None:
+        if self._reassertion is not None:
+            self._reassertion.cancel()
         self._node.devices.give_back(self.pod.uid)
         self._node.addresses.give_back(self.address)
         shutil.rmtree(self.folder, ignore_errors=True)
