@@ -72,13 +72,14 @@ def up(
         )
         return
     build_programs(console)
+    has_data = cluster.layout.etcd.exists()  # of an earlier start, which an interrupted one must not remove
     started = time.monotonic()
     extras = simulated_nodes(NodeOptions(count=nodes, gpus=gpus)) if nodes else None
     with console.status(f"starting cluster {name}"):
         try:
             cluster.up(Settings(scrape_interval_s=scrape_interval), extras=extras, heard=_tell_start)
         except KeyboardInterrupt:
-            cluster.down()
+            cluster.down(keep=has_data)
             console.print("interrupted; nothing is left running")
             raise typer.Exit(130) from None
     console.print(f"Cluster [bold]{name}[/] is up ({time.monotonic() - started:.1f} s).", highlight=False)
