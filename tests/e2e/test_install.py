@@ -61,7 +61,8 @@ def test_a_namespaced_install_serves_its_namespace_only_and_uninstalls_cleanly()
         left = set(cluster.kubectl("get", "all,configmaps,secrets,serviceaccounts,leases", "-A", "-o", "name").split())
         ours = {one for one in left - before if "forebay" in one}
         assert ours == set()
-        assert "forebay" not in cluster.kubectl("get", "clusterroles,clusterrolebindings", "-o", "name")
+        roles = cluster.kubectl("get", "clusterroles,clusterrolebindings", "-o", "name").split()
+        assert [one for one in roles if "forebay" in one and "forebay-localcluster" not in one] == []
         crds = cluster.kubectl("get", "crds", "-o", "name").split()
         assert sorted(one for one in crds if "forebay.dev" in one) == [
             f"customresourcedefinition.apiextensions.k8s.io/{one}.forebay.dev"
