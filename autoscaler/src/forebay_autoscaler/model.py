@@ -100,15 +100,14 @@ def demand_rate(signals: ServiceSignals, tuning: Tuning) -> float | None:
 
 
 def waiting_in_workers(signals: PoolSignals) -> float | None:
-    """Requests that wait in the engines, never more than the router has there; None when unknown.
+    """Requests that wait in the engines, never more than the router has there beside those in work; None when unknown.
 
-    Series of workers that are gone can outlive them in a metrics store. The router's own count cannot: what waits in the
-    workers and what runs there is at most what the router has in flight to them.
+    Series of workers that are gone can outlive them in a metrics store; the router's own count does not.
     """
-    waiting, in_flight = signals.waiting.known, signals.in_flight.known
+    waiting, in_flight, running = signals.waiting.known, signals.in_flight.known, signals.running.known
     if waiting is None or in_flight is None:
         return waiting
-    return min(waiting, max(0.0, in_flight))
+    return min(waiting, max(0.0, in_flight - (running or 0.0)))
 
 
 def running_in_workers(signals: PoolSignals) -> float | None:
