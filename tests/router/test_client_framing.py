@@ -8,7 +8,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from forebay_router.client import ClientConnection, ClientConnections, Limits, Received
+from forebay_router.client import ClientConnection, ClientConnections
+from forebay_router.reading import Limits, Received
 from tests.router.harness import ask, chat, request_bytes, routed, until
 from tests.router.scripted import MODEL, chat_chunk, completion, hello, workers
 

@@ -25,12 +25,13 @@ from pythonjsonlogger.json import JsonFormatter
 
 from forebay_api.objective import Objective
 from forebay_router.access_log import AccessLog
-from forebay_router.client import ClientConnections, Limits
+from forebay_router.client import ClientConnections
 from forebay_router.control import control_app, control_server
 from forebay_router.discovery.source import Discovery
 from forebay_router.discovery.static import Address, ServiceDefaults, StaticDiscovery
 from forebay_router.metrics import ServiceStats
 from forebay_router.placing import Placing
+from forebay_router.reading import Limits
 from forebay_router.relay import Tools
 from forebay_router.replies import Cors
 from forebay_router.router import ClientLimits, Router

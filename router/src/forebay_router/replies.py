@@ -7,10 +7,11 @@ from typing import Any
 
 import orjson
 
-from forebay_router.client import ClientConnection, Received
+from forebay_router.client import ClientConnection
 from forebay_router.endpoints import shape_of
 from forebay_router.errors import RequestRefused, refusal_body
 from forebay_router.headers import find
+from forebay_router.reading import Received
 from forebay_router.table import Service, WorkerTable
 
 _JSON_LINES = b"content-type: application/json\r\n"

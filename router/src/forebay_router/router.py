@@ -14,11 +14,13 @@ from urllib.parse import unquote_to_bytes
 
 from forebay_router import errors
 from forebay_router.accounting import Record
-from forebay_router.client import ClientConnection, ClientConnections, Received
+from forebay_router.client import ClientConnection, ClientConnections
 from forebay_router.endpoints import ENDPOINTS, HEALTH_PATHS, MODELS_PATH
 from forebay_router.headers import request_id
+from forebay_router.reading import Received
 from forebay_router.relay import Exchange, Tools
 from forebay_router.replies import Cors, ModelList, write_json, write_refusal
+from forebay_router.reply import Reply
 from forebay_router.table import Worker, WorkerTable
 from forebay_router.upstream import Upstreams
 
@@ -66,7 +68,8 @@ class Router:
         endpoint = ENDPOINTS.get(received.path)
         if endpoint is not None and received.method == b"POST" and received.refused is None:
             record = Record(arrived_s=received.received_s, judged=endpoint.judged)
-            await Exchange(self.tools, endpoint, received, client, identity, lines, record).run()
+            reply = Reply(client, received, endpoint.shape, lines)
+            await Exchange(self.tools, endpoint, received, identity, reply, record).run()
             return
         try:
             self._answer(received, client, lines)

@@ -94,6 +94,16 @@ def read_facts(body: bytes) -> Facts:
     return Facts(read_usage(answer.get("usage")), aborted=aborted)
 
 
+def with_cached_tokens(body: bytes, cached_tokens: int) -> bytes:
+    """A JSON answer whose usage tells this count of cached tokens; unchanged where it tells none."""
+    answer = orjson.loads(body)
+    details = answer["usage"].get("prompt_tokens_details")
+    if not isinstance(details, dict):
+        return body
+    details["cached_tokens"] = cached_tokens
+    return orjson.dumps(answer)
+
+
 def _usage_near_end(body: bytes) -> Usage | None:
     key = body.rfind(b'"usage"')
     start = body.find(b"{", key, key + 16) if key >= 0 else -1
