@@ -239,10 +239,11 @@ class Agent:
 
     async def _shut_down(self, heartbeat: Heartbeat, node: NodeContext) -> None:
         self._stopping = True
+        heartbeat.shutting_down = True
         log.info("the node is shutting down, %d pods are stopped", len(self._runners))
         try:
             async with asyncio.timeout(_FLUSH_TIMEOUT_S):
-                await heartbeat.beat(shutting_down=True)
+                await heartbeat.beat()
         except (ApiError, TimeoutError) as error:
             log.warning("could not report the shutdown: %s", error)
         grace_s = self._settings.shutdown_grace_s
