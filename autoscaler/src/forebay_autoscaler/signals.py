@@ -43,6 +43,8 @@ class Signals:
         return ServiceSignals(
             arrived_per_s=arrived,
             burst_per_s=one(Signal.BURST),
+            latest_per_s=one(Signal.LATEST),
+            scrapes=one(Signal.SCRAPES),
             # A code's series may begin with its first answer: none beside known arrivals is zero.
             refused_per_s=one(Signal.REFUSED) | (TRUE_ZERO if arrived.known is not None else UNKNOWN),
             in_flight=one(Signal.IN_FLIGHT),
@@ -97,7 +99,82 @@ class Signals:
 
 
 _SERVICE_SIGNALS = (
-    Signal.ROUTER_SEEN, Signal.ARRIVED, Signal.BURST, Signal.REFUSED, Signal.IN_FLIGHT, Signal.PENDING, Signal.TTFT, Signal.TPOT,
+    Signal.ROUTER_SEEN, Signal.ARRIVED, Signal.BURST, Signal.LATEST, Signal.SCRAPES, Signal.REFUSED, Signal.IN_FLIGHT,
+    Signal.PENDING, Signal.TTFT, Signal.TPOT, Signal.PROMPT_TOKENS, Signal.CACHED_TOKENS, Signal.OUTPUT_TOKENS, Signal.VERDICTS,
+)  # fmt: skip
+_POOL_SIGNALS}
+
+    def of_service(self, key: ServiceKey, objective: Objective) -> ServiceSignals:
+        """The router's readings about one model service."""
+        age_s = _age_s(self._by_service[Signal.ROUTER_SEEN].get(key, ()))
+
+        def one(signal: Signal) -> Reading:
+            return self._single(self._by_service[signal].get(key, ()), age_s)
+
+        ttft = self._within(Signal.TTFT, key, objective.ttft_s, age_s)
+        tpot = self._within(Signal.TPOT, key, objective.tpot_s, age_s)
+        verdicts = {sample.labels.get("verdict"): sample for sample in self._by_service[Signal.VERDICTS].get(key, ())}
+        arrived = one(Signal.ARRIVED)
+        return ServiceSignals(
+            arrived_per_s=arrived,
+            burst_per_s=one(Signal.BURST),
+            latest_per_s=one(Signal.LATEST),
+            scrapes=one(Signal.SCRAPES),
+            # A code's series may begin with its first answer: none beside known arrivals is zero.
+            refused_per_s=one(Signal.REFUSED) | (TRUE_ZERO if arrived.known is not None else UNKNOWN),
+            in_flight=one(Signal.IN_FLIGHT),
+            pending=one(Signal.PENDING),
+            ttft_per_s=ttft[0],
+            ttft_within_per_s=ttft[1],
+            tpot_per_s=tpot[0],
+            tpot_within_per_s=tpot[1],
+            prompt_tokens_per_s=one(Signal.PROMPT_TOKENS),
+            cached_tokens_per_s=one(Signal.CACHED_TOKENS),
+            output_tokens_per_s=one(Signal.OUTPUT_TOKENS),
+            good_per_s=self._single([verdicts["good"]] if "good" in verdicts else (), age_s),
+            bad_per_s=self._single([verdicts["bad"]] if "bad" in verdicts else (), age_s),
+        )
+
+    def of_pool(self, key: ServiceKey, pool: str) -> PoolSignals:
+        """The readings about one pool: its workers' own, and the router's count of what they have."""
+        where = (*key, pool)
+        worker_age_s = _age_s(self._by_pool[Signal.WORKERS_SEEN].get(where, ()))
+        router_age_s = _age_s(self._by_service[Signal.ROUTER_SEEN].get(key, ()))
+
+        def one(signal: Signal, age_s: float | None = worker_age_s) -> Reading:
+            return self._single(self._by_pool[signal].get(where, ()), age_s)
+
+        count, total = one(Signal.SERVICE_COUNT), one(Signal.SERVICE_SUM)
+        mean_s = total.known / count.known if total.known is not None and count.known else None
+        return PoolSignals(
+            running=one(Signal.RUNNING),
+            running_mean=one(Signal.RUNNING_MEAN),
+            waiting=one(Signal.WAITING),
+            service_time_s=read(mean_s, age_s=worker_age_s, stale_after_s=self._stale_after_s),
+            finished_per_s=count,
+            in_flight=one(Signal.POOL_IN_FLIGHT, router_age_s),
+        )
+
+    def _single(self, samples: Sequence[Sample], age_s: float | None) -> Reading:
+        if len(samples) != 1:
+            return UNKNOWN
+        return read(samples[0].value, age_s=age_s, stale_after_s=self._stale_after_s)
+
+    def _within(self, signal: Signal, key: ServiceKey, bound: float, age_s: float | None) -> tuple[Reading, Reading]:
+        """Samples a second of a histogram, and those at most `bound`."""
+        buckets = [
+            (_bucket_bound(sample.labels.get("le", "")), sample.value)
+            for sample in self._by_service[signal].get(key, ())
+        ]
+        total, within = count_within(buckets, bound)
+        return (
+            read(total, age_s=age_s, stale_after_s=self._stale_after_s),
+            read(within, age_s=age_s, stale_after_s=self._stale_after_s),
+        )
+
+
+_SERVICE_SIGNALS = (
+    Signal.ROUTER_SEEN, Signal.ARRIVED, Signal.BURST, Signal.LATEST, Signal.SCRAPES, Signal.REFUSED, Signal.IN_FLIGHT, Signal.PENDING, Signal.TTFT, Signal.TPOT,
     Signal.PROMPT_TOKENS, Signal.CACHED_TOKENS, Signal.OUTPUT_TOKENS, Signal.VERDICTS,
 )  # fmt: skip
 _POOL_SIGNALS = (
