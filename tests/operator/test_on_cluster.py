@@ -371,47 +371,41 @@ def leader(*operators: OperatorProcess) -> OperatorProcess | None:
     return None
 
 
-def test_a_standby_takes_over_after_sigkill_and_does_what_was_missed(team: Team, kubeconfig: Path, tmp_path: Path):
-    """C131: a change made right after the leader died is applied without a further edit."""
-    lease = {"FOREBAY_LEASE_NAME": "two", "FOREBAY_NAMESPACES": team.namespace}
-    with running(kubeconfig, tmp_path, port=free_port(), name="a", **lease) as first:
-        eventually(lambda: leader(first), lambda one: one is first, within_s=20, what="the first leads")
-        with running(kubeconfig, tmp_path, port=free_port(), name="b", **lease) as second:
-            assert second.ready() == {"ready": True, "leading": False, "reason": None}
-            team.apply("two")
-            team.await_ready("two")
-            first.process.send_signal(signal.SIGKILL)
-            killed_s = time.monotonic()
-            team.kubectl("scale", "wp/two-mixed", "--replicas=2")
-            eventually(lambda: leader(second), lambda one: one is second, within_s=15, what="the second leads")
-            assert time.monotonic() - killed_s < 15
-            eventually(
-                lambda: team.pods("two"), lambda pods: len(pods) == 2, within_s=20, what="the missed change is applied"
-            )
+def test_leadership_passes_on_however_the_leader_ends(team: Team, kubeconfig: Path, tmp_path: Path):
+    """By SIGKILL, by SIGTERM, by another hand on the lease.
 
-
-def test_sigterm_hands_over_at_once_and_ends_well(team: Team, kubeconfig: Path, tmp_path: Path):
-    lease = {"FOREBAY_LEASE_NAME": "handover", "FOREBAY_NAMESPACES": team.namespace}
-    with running(kubeconfig, tmp_path, port=free_port(), name="a", **lease) as first:
-        eventually(lambda: leader(first), lambda one: one is first, within_s=20, what="the first leads")
-        with running(kubeconfig, tmp_path, port=free_port(), name="b", **lease) as second:
-            first.process.terminate()
+    SIGKILL: the standby leads within 15 s and does what was missed (C131). SIGTERM: the next leads sooner than the lease
+    would run out, exit code 0. A lease in other hands: the process ends at once with 1.
+    """
+    lease = {"FOREBAY_LEASE_NAME": "passed-on", "FOREBAY_NAMESPACES": team.namespace}
+    with (
+        running(kubeconfig, tmp_path, port=free_port(), name="a", **lease) as first,
+        running(kubeconfig, tmp_path, port=free_port(), name="b", **lease) as second,
+    ):
+        assert first.ready()["leading"]
+        assert second.ready() == {"ready": True, "leading": False, "reason": None}
+        team.apply("two")
+        team.await_ready("two")
+        first.process.send_signal(signal.SIGKILL)
+        killed_s = time.monotonic()
+        team.kubectl("scale", "wp/two-mixed", "--replicas=2")
+        eventually(lambda: leader(second), lambda one: one is second, within_s=15, what="the second leads")
+        assert time.monotonic() - killed_s < 15
+        eventually(
+            lambda: team.pods("two"), lambda pods: len(pods) == 2, within_s=20, what="the missed change is applied"
+        )
+        with running(kubeconfig, tmp_path, port=free_port(), name="c", **lease) as third:
+            second.process.terminate()
             stopped_s = time.monotonic()
-            assert first.process.wait(timeout=15) == 0
-            eventually(lambda: leader(second), lambda one: one is second, within_s=8, what="the second leads")
-            assert time.monotonic() - stopped_s < 10, "sooner than the lease would have run out"
-
-
-def test_an_operator_whose_lease_is_taken_ends_at_once(team: Team, kubeconfig: Path, tmp_path: Path):
-    lease = {"FOREBAY_LEASE_NAME": "taken", "FOREBAY_NAMESPACES": team.namespace}
-    with running(kubeconfig, tmp_path, port=free_port(), name="a", **lease) as one:
-        eventually(lambda: leader(one), lambda found: found is one, within_s=20, what="it leads")
-        patch = json.dumps({"spec": {"holderIdentity": "thief", "leaseDurationSeconds": 60}})
-        team.cluster.kubectl("--namespace", "default", "patch", "lease/taken", "--type=merge", "-p", patch)
-        try:
-            assert one.process.wait(timeout=10) == 1
-        except subprocess.TimeoutExpired:
-            pytest.fail("it goes on without the lease")
+            eventually(lambda: leader(third), lambda one: one is third, within_s=9, what="the third leads")
+            assert time.monotonic() - stopped_s < 9, "sooner than the lease would have run out"
+            assert second.process.wait(timeout=15) == 0
+            patch = json.dumps({"spec": {"holderIdentity": "thief", "leaseDurationSeconds": 60}})
+            team.cluster.kubectl("--namespace", "default", "patch", "lease/passed-on", "--type=merge", "-p", patch)
+            try:
+                assert third.process.wait(timeout=10) == 1
+            except subprocess.TimeoutExpired:
+                pytest.fail("it goes on without the lease")
 
 
 @pytest.mark.parametrize("outage_s", [2, 12], ids=["short", "longer than the lease"])
@@ -423,6 +417,11 @@ def test_the_operator_survives_an_api_server_that_goes_away(team: Team, operator
     time.sleep(outage_s)  # the outage itself; nothing to wait for
     team.cluster.start_program("kube-apiserver")
     team.kubectl("scale", "wp/chat-mixed", "--replicas=2")
-    eventually(team.pods, lambda pods: len(pods) == 2, within_s=20, what="the change is acted upon")
-    team.await_ready()
+    eventually(
+        lambda: team.get("deployment/chat-mixed")["spec"]["replicas"],
+        lambda replicas: replicas == 2,
+        within_s=10,
+        what="the change is acted upon",
+    )
     assert operator.process.poll() is None, operator.log.read_text()[-3000:]
+    team.await_ready(within_s=90)  # Kubernetes' own controllers take up to half a minute to reconnect
