@@ -34,7 +34,7 @@ def cluster() -> Iterator[Cluster]:
 
 @pytest.fixture(scope="module")
 def node(cluster: Cluster) -> Iterator[NodeProcess]:
-    node = NodeProcess(cluster, "node-0", octet=0)
+    node = NodeProcess(cluster, "node-0", octet=0, service_proxy=True)
     node.start()
     yield node
     node.kill()
@@ -286,6 +286,15 @@ def test_what_keeps_a_pod_from_starting_is_in_its_status(
 
     status = namespace.await_status("x", lambda found: told(found).get("reason") == reason, f"shows {reason}")
     assert message in told(status)["message"]
+
+
+def test_kubectl_shows_logs(namespace: Namespace):
+    namespace.apply(
+        pod("talks", "for line in one two three; do echo $line; done; sleep 2; echo four", spec_restartPolicy="Never")
+    )
+    namespace.await_ready("talks")
+    assert namespace.kubectl("logs", "talks", "--tail=2") == "two\nthree\n"
+    assert namespace.kubectl("logs", "talks", "--follow") == "one\ntwo\nthree\nfour\n"
 
 
 def test_init_containers_come_first_and_a_sidecar_stays(namespace: Namespace, node: NodeProcess):
