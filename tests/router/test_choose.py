@@ -157,8 +157,7 @@ def test_laws_of_the_choice(candidates, splittable, seed, data):
         assert usable(choice.prefill)
         assert (choice.prefill.role, choice.worker.role) == (Role.PREFILL, Role.DECODE)
         assert choice.prefill.revision == choice.worker.revision
-    works = dict(choice.considered)
-    assert works[choice.worker.uid] == choice.work
+    works = dict(zip([one.uid for one in choice.candidates], choice.works, strict=True))
     same_side = {one.uid for one in candidates if (one.role is Role.PREFILL) == (choice.worker.role is Role.PREFILL)}
-    assert choice.work == min(work for uid, work in works.items() if uid in same_side)
+    assert choice.work_before(choice.worker) == min(work for uid, work in works.items() if uid in same_side)
     assert choice == choose(demand, snapshot, Random(seed), 0.0), "the same inputs give the same choice"

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import httptools
 
 from forebay_router import errors
-from forebay_router.headers import Headers, find
+from forebay_router.headers import Headers, index
 
 
 @dataclass(slots=True)
@@ -26,6 +26,8 @@ class Received:
     method: bytes
     target: bytes
     headers: Headers
+    fields: dict[bytes, bytes]
+    """Headers by name."""
     http_10: bool
     keep_alive: bool
     body: bytes = b""
@@ -60,6 +62,7 @@ class RequestReader:
         "_in_head",
         "_limits",
         "_parser",
+        "_read_bytes",
         "_receiving",
         "_resumed",
         "_target",
@@ -89,6 +92,9 @@ class RequestReader:
         self._body: list[bytes] = []
         self._body_bytes = 0
         self._head_bytes = 0
+        """Bytes of an incomplete head that earlier reads brought."""
+        self._read_bytes = 0
+        """An upper bound of the size of a head that ends in this read."""
 
     @property
     def receiving(self) -> bool:
@@ -97,6 +103,7 @@ class RequestReader:
 
     def feed(self, data: bytes) -> None:
         """One read; complete requests are in `ready` afterwards."""
+        self._read_bytes = self._head_bytes + len(data)
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
@@ -106,7 +113,7 @@ class RequestReader:
                 self.refuse(errors.bad_http(str(error) or "unreadable"))
         else:
             if self._in_head:
-                self._head_bytes += len(data)
+                self._head_bytes = self._read_bytes
                 if self._head_bytes > self._limits.head_bytes:
                     self.refuse(errors.head_too_large(self._limits.head_bytes))
 
@@ -115,7 +122,7 @@ class RequestReader:
         if self.ended:
             return
         self.ended = True
-        request = self._receiving or Received(b"", b"", [], http_10=False, keep_alive=False)
+        request = self._receiving or Received(b"", b"", [], {}, http_10=False, keep_alive=False)
         self._receiving = None
         self._in_head = False
         request.keep_alive = False
@@ -132,8 +139,8 @@ class RequestReader:
             if rest:
                 self.feed(rest)
             return
-        length = find(self._headers, b"content-length")
-        framing = b"Transfer-Encoding: chunked" if self._chunked else b"Content-Length: " + (length or b"0")
+        length = self._receiving.fields.get(b"content-length", b"0")
+        framing = b"Transfer-Encoding: chunked" if self._chunked else b"Content-Length: " + length
         self._resumed = True
         self.feed(b"POST / HTTP/1.1\r\n%b\r\n\r\n%b" % (framing, rest))
 
@@ -171,6 +178,7 @@ class RequestReader:
             self._parser.get_method(),
             self._target,
             self._headers,
+            index(self._headers),
             http_10=version == "1.0",
             keep_alive=self._parser.should_keep_alive(),
         )
@@ -183,32 +191,35 @@ class RequestReader:
         """What is wrong with a head beyond what the parser refuses."""
         if version not in {"1.1", "1.0"}:
             return errors.bad_http(f"version {version} is not HTTP/1.0 or HTTP/1.1")
-        size = len(request.target)
-        hosts = codings = length = 0
-        self._chunked = expects = False
-        for name, value in request.headers:
-            size += len(name) + len(value) + 4
-            if name == b"host":
-                hosts += 1
-            elif name == b"content-length":
-                length = int(value)
-            elif name == b"transfer-encoding":
-                codings += 1
-                self._chunked = value.lower() == b"chunked"
-            elif name == b"expect":
-                expects = value.lower() == b"100-continue" and not request.http_10
-        if hosts > 1 or (hosts == 0 and not request.http_10):
+        fields = request.fields
+        if (b"host" not in fields and not request.http_10) or self._repeats(b"host"):
             return errors.bad_http("exactly one Host header is required")
-        if codings and (codings > 1 or not self._chunked or request.http_10):
+        coding = fields.get(b"transfer-encoding")
+        self._chunked = coding is not None
+        if coding is not None and (
+            coding.lower() != b"chunked" or request.http_10 or self._repeats(b"transfer-encoding")
+        ):
             return errors.bad_http("the only transfer coding accepted is chunked, once, with HTTP/1.1")
-        self.continue_due = expects and (length > 0 or self._chunked)
-        return self._check_sizes(size, length)
+        length = int(fields.get(b"content-length", b"0"))
+        if b"expect" in fields:
+            expects = fields[b"expect"].lower() == b"100-continue" and not request.http_10
+            self.continue_due = expects and (length > 0 or self._chunked)
+        return self._check_sizes(length)
 
-    def _check_sizes(self, head_bytes: int, body_bytes: int) -> errors.RequestRefused | None:
-        if head_bytes > self._limits.head_bytes:
-            return errors.head_too_large(self._limits.head_bytes)
-        if body_bytes > self._limits.body_bytes:
-            return errors.body_too_large(self._limits.body_bytes)
+    def _repeats(self, name: bytes) -> bool:
+        """A header stands there more than once."""
+        if self._receiving is not None and len(self._receiving.fields) == len(self._headers):
+            return False
+        return sum(key == name for key, _ in self._headers) > 1
+
+    def _check_sizes(self, body_bytes: int) -> errors.RequestRefused | None:
+        limits = self._limits
+        if self._read_bytes > limits.head_bytes:
+            head_bytes = len(self._target) + sum(len(name) + len(value) + 4 for name, value in self._headers)
+            if head_bytes > limits.head_bytes:
+                return errors.head_too_large(limits.head_bytes)
+        if body_bytes > limits.body_bytes:
+            return errors.body_too_large(limits.body_bytes)
         return None
 
     def on_body(self, data: bytes) -> None:
@@ -226,7 +237,7 @@ class RequestReader:
         request = self._receiving
         if self.ended or request is None:
             return
-        if not self._resumed and self._parser.should_upgrade() and self._expects_body():
+        if not self._resumed and b"upgrade" in request.fields and self._skips_body(request):
             return
         self._resumed = False
         self._receiving = None
@@ -237,5 +248,6 @@ class RequestReader:
         request.received_s = time.monotonic()
         self.ready.append(request)
 
-    def _expects_body(self) -> bool:
-        return self._chunked or (find(self._headers, b"content-length") or b"0") != b"0"
+    def _skips_body(self, request: Received) -> bool:
+        """The parser has left out a body because the request offers an upgrade."""
+        return self._parser.should_upgrade() and (self._chunked or request.fields.get(b"content-length", b"0") != b"0")

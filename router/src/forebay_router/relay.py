@@ -15,7 +15,7 @@ beginning twice.
 import asyncio
 import logging
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from forebay_api.objective import Objective, Outcome
 from forebay_router import errors, rewriting
@@ -24,7 +24,7 @@ from forebay_router.accounting import Record, account
 from forebay_router.answer import Answer, Passing
 from forebay_router.endpoints import Endpoint
 from forebay_router.errors import FailureReason, RequestRefused, WorkerFailure
-from forebay_router.headers import find, forwarded_lines
+from forebay_router.headers import forwarded_lines
 from forebay_router.metrics import ServiceStats
 from forebay_router.parsing import ParsedRequest, parse_request
 from forebay_router.placing import Place, Placing
@@ -71,7 +71,7 @@ class Exchange:
     service: Service | None = None
     parsed: ParsedRequest | None = None
     strip_usage: bool = False
-    tried: set[str] = field(default_factory=set)
+    tried: frozenset[str] = frozenset()
     """Workers that failed on this request."""
     cached_tokens: int | None = None
     """Prompt tokens that the prefill worker had cached, where there was one."""
@@ -81,7 +81,7 @@ class Exchange:
         """Serve the request; returns when its answer has been written or cannot be."""
         try:
             parsed = self._read()
-            service = await self.tools.placing.find_service(parsed.model, self.received.headers)
+            service = await self.tools.placing.find_service(parsed.model, self.received.fields)
             self._enter(service)
             await self._attempts(service, parsed)
         except RequestRefused as refused:
@@ -97,7 +97,7 @@ class Exchange:
 
     def _read(self) -> ParsedRequest:
         """Understand the request."""
-        parsed = self.parsed = parse_request(self.endpoint, self.received.headers, self.received.body)
+        parsed = self.parsed = parse_request(self.endpoint, self.received.fields, self.received.body)
         rewriting.scrub(parsed)
         self.strip_usage = rewriting.ask_for_usage(parsed)
         self.record.streamed = parsed.stream
@@ -115,7 +115,7 @@ class Exchange:
         """Try workers until one answers."""
         placing = self.tools.placing
         for attempt in range(1, self.tools.attempts_max + 1):
-            with await placing.place(service, parsed, frozenset(self.tried)) as place:
+            with await placing.place(service, parsed, self.tried) as place:
                 self._note_attempt(attempt, place)
                 try:
                     await self._ask(place, service, parsed)
@@ -142,7 +142,7 @@ class Exchange:
         """
         if self.reply.content_begun or failure.reason is FailureReason.TOTAL_TIMEOUT:
             return False
-        return failure.answer is None or self.tools.placing.possible(service, parsed, frozenset(self.tried))
+        return failure.answer is None or self.tools.placing.possible(service, parsed, self.tried)
 
     async def _ask(self, place: Place, service: Service, parsed: ParsedRequest) -> None:
         """One attempt: the prefill leg where there is one, then the answer."""
@@ -156,12 +156,7 @@ class Exchange:
             params, self.cached_tokens = rewriting.read_prefill_answer(leg.take_buffered())
             body = rewriting.decode_body(body, params)
             place.prefilled()
-        scanner = EventScanner(
-            self.endpoint.dialect,
-            strip_usage=self.strip_usage,
-            cached_tokens=self.cached_tokens,
-            error_event=self.reply.error_event(FailureReason.ABORTED),
-        )
+        scanner = self._new_scanner() if parsed.stream else None
         answer = self._new_answer(service, scanner, prompt_answer=parsed.stream)
         try:
             connection = await self._send(place.lease.worker, body, answer)
@@ -169,8 +164,17 @@ class Exchange:
             self._check_opening(answer, place.lease.worker)
             await self._pass_on(answer, connection)
         finally:
-            self._note_stream(scanner)
+            if scanner is not None:
+                self._note_stream(scanner)
             self._let_go(answer)
+
+    def _new_scanner(self) -> EventScanner:
+        return EventScanner(
+            self.endpoint.dialect,
+            strip_usage=self.strip_usage,
+            cached_tokens=self.cached_tokens,
+            error_event=self.reply.error_event(FailureReason.ABORTED),
+        )
 
     async def _ask_prefill(self, worker: Worker, service: Service, body: bytes) -> Answer:
         """The prefill leg's complete answer; raises WorkerFailure where another worker may do better."""
@@ -203,18 +207,21 @@ class Exchange:
     async def _send(self, worker: Worker, body: bytes, answer: Answer) -> UpstreamConnection:
         """Send the request to a worker and wait until its answer opens; a worker that fails is not asked again."""
         if self.forwarded is None:
-            self.forwarded = b"%bx-request-id: %b\r\n" % (forwarded_lines(self.received.headers), self.request_id)
+            self.forwarded = b"%bx-request-id: %b\r\n" % (
+                forwarded_lines(self.received.headers, self.received.fields),
+                self.request_id,
+            )
         head = b"POST %b HTTP/1.1\r\n%b%bcontent-length: %d\r\n\r\n" % (
             self.received.target,
-            worker.host_line,
+            worker.peer.host_line,
             self.forwarded,
             len(body),
         )
         request = [head + body] if len(body) <= JOINED_MAX_BYTES else [head, body]
         try:
-            connection = await self.tools.upstreams.send(worker, request, answer)
+            connection = await self.tools.upstreams.send(worker.peer, request, answer)
         except WorkerFailure as failure:
-            self.tried.add(worker.spec.uid)
+            self.tried |= {worker.spec.uid}
             if failure.reason is FailureReason.CONNECT:
                 self.tools.placing.unreachable(worker)
             raise
@@ -224,7 +231,7 @@ class Exchange:
     def _check_opening(self, answer: Answer, worker: Worker) -> None:
         """Raise WorkerFailure when the opened answer is a failure that another worker may do better."""
         if answer.status in _RETRIED_STATUSES and answer.complete:
-            self.tried.add(worker.spec.uid)
+            self.tried |= {worker.spec.uid}
             raise WorkerFailure(FailureReason.WORKER_ERROR, f"the worker answered {answer.status}", answer)
         scanner = answer.scanner
         if scanner is None or scanner.first_content_s is not None or self.reply.content_begun:
@@ -237,7 +244,7 @@ class Exchange:
         elif answer.complete and not scanner.complete and scanner.error is None:
             failure = WorkerFailure(FailureReason.CUT_OFF, "the stream ended before it began")
         if failure is not None:
-            self.tried.add(worker.spec.uid)
+            self.tried |= {worker.spec.uid}
             raise failure
 
     # -- passing on ---------------------------------------------------------------------------------------------------
@@ -258,7 +265,8 @@ class Exchange:
         reply.content_begun = answer.scanner is None or answer.scanner.data_seen
         if not answer.complete:
             self._watch_flow(answer, connection)
-            answer.sink = reply.client.write_chunk if reply.chunked else reply.client.write
+            answer.sink = reply.write_part
+            answer.chunk_sink = reply.client.write if reply.chunked else None
             await answer.closed
         self._end(answer)
 
@@ -281,7 +289,7 @@ class Exchange:
         body = answer.take_buffered()
         record = self.record
         record.streamed = False
-        if answer.status == 200 and self.endpoint.judged and find(answer.headers, b"content-encoding") is None:
+        if answer.status == 200 and self.endpoint.judged and not answer.encoded:
             facts = read_facts(body)
             record.usage = facts.usage
             if facts.usage and self.cached_tokens is not None and facts.usage.cached_tokens != self.cached_tokens:

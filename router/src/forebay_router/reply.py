@@ -7,13 +7,14 @@ It knows how far it has come, which decides what may still happen:
     content written        only the end: the rest of this answer, or an error event, or a closed connection
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from forebay_router import errors
 from forebay_router.answer import Answer, Passing
 from forebay_router.client import ClientConnection
 from forebay_router.errors import FailureReason, RequestRefused, Shape
-from forebay_router.headers import find, returned_lines
+from forebay_router.headers import returned_lines
 from forebay_router.reading import Received
 from forebay_router.replies import write_refusal
 
@@ -41,17 +42,22 @@ class Reply:
         self.begun = True
         self.status = answer.status
         self.events = answer.passing is Passing.EVENTS
-        lines = returned_lines(answer.headers) + self.own_lines
+        lines = returned_lines(answer.headers, answer.fields) + self.own_lines
         if self.events:
             lines += b"x-accel-buffering: no\r\n"
-            if find(answer.headers, b"cache-control") is None:
+            if b"cache-control" not in answer.fields:
                 lines += b"cache-control: no-cache\r\n"
         length = None if self.events else answer.length
         self.chunked = self.client.begin(self.received, answer.status, lines, length)
 
+    @property
+    def write_part(self) -> Callable[[bytes], None]:
+        """Writes a part of the body."""
+        return self.client.write_chunk if self.chunked else self.client.write
+
     def write(self, block: bytes) -> None:
         """Write a part of the body."""
-        (self.client.write_chunk if self.chunked else self.client.write)(block)
+        self.write_part(block)
 
     def end(self) -> None:
         """The body is complete."""
@@ -62,12 +68,13 @@ class Reply:
         """Write a worker's complete answer."""
         self.begun = self.content_begun = True
         self.status = answer.status
-        self.client.whole(self.received, answer.status, returned_lines(answer.headers) + self.own_lines, body)
+        self.client.whole(
+            self.received, answer.status, returned_lines(answer.headers, answer.fields) + self.own_lines, body
+        )
 
     def error_event(self, reason: FailureReason) -> bytes:
         """An event that tells the client that the stream has failed."""
-        status, message = errors.failure_status(reason)
-        return errors.error_event(self.shape, status, message, reason.value)
+        return errors.failure_event(self.shape, reason)
 
     def refuse(self, refused: RequestRefused) -> None:
         """The router's own error answer; an answer that has begun is broken off instead."""

@@ -59,12 +59,14 @@ class Router:
 
     @staticmethod
     def _close_idle(worker: Worker) -> None:
-        Upstreams.close_idle(worker)
+        Upstreams.close_idle(worker.peer)
 
     async def serve(self, received: Received, client: ClientConnection) -> None:
         """Answer one request. Never raises but for cancellation."""
-        identity = request_id(received.headers)
-        lines = b"x-request-id: %b\r\n%b" % (identity, self.cors.lines(received))
+        identity = request_id(received.fields)
+        lines = b"x-request-id: %b\r\n" % identity
+        if self.cors.origins:
+            lines += self.cors.lines(received)
         endpoint = ENDPOINTS.get(received.path)
         if endpoint is not None and received.method == b"POST" and received.refused is None:
             record = Record(arrived_s=received.received_s, judged=endpoint.judged)
@@ -122,7 +124,7 @@ class Router:
         while True:
             await asyncio.sleep(TICK_S)
             now_s = time.monotonic()
-            self.tools.upstreams.sweep(list(self.table.workers.values()), now_s)
+            self.tools.upstreams.sweep([worker.peer for worker in self.table.workers.values()], now_s)
             self.table.wake_rested(now_s)
             if self.connections is not None:
                 self.connections.sweep(now_s, idle_s=self.client_limits.idle_s, request_s=self.client_limits.request_s)
