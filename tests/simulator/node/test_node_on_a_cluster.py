@@ -46,7 +46,8 @@ def namespace(cluster: Cluster, node: NodeProcess, request: pytest.FixtureReques
     name = f"t{next(_numbers)}-{told[:40].strip('-')}"
     cluster.kubectl("create", "namespace", name)
     namespace = Namespace(cluster, name)
-    eventually(lambda: namespace.get("serviceaccount", "default"), bool, within_s=30, what="a service account")
+    # After the outage that a test makes, controllers come back with growing pauses.
+    eventually(lambda: namespace.get("serviceaccount", "default"), bool, within_s=90, what="a service account")
     yield namespace
     namespace.kubectl("delete", "deployments,jobs,pods", "--all", "--grace-period=1", "--wait=false")
     cluster.kubectl("delete", "namespace", name, "--wait=false")
