@@ -53,7 +53,7 @@ class Site:
         return int(self.get("workerpool", pool)["spec"]["replicas"])
 
     def events(self) -> list[dict[str, Any]]:
-        """Events of the namespace, oldest first."""
+        """Events of the namespace, in no order that means anything."""
         return json.loads(self.kubectl("get", "events", "-o", "json"))["items"]
 
     def set_pool_status(self, pool: str, **status: Any) -> None:
