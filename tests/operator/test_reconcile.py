@@ -14,7 +14,7 @@ from forebay_api.names import (
     OPERATOR_MANAGER,
 )
 from forebay_operator.desired.deployment import WorkerContext
-from forebay_operator.errors import ApiUnavailableError
+from forebay_operator.errors import ApiForbiddenError, ApiInvalidError, ApiUnavailableError
 from forebay_operator.events import Recorder
 from forebay_operator.keys import model_service_key, worker_pool_key
 from forebay_operator.metrics import Metrics
@@ -102,6 +102,10 @@ class Operator:
         conditions = self.cluster.see(MODEL_SERVICE, name)["status"]["conditions"]
         found = next(one for one in conditions if one["type"] == condition_type)
         return found["status"], found["reason"]
+
+    def message(self, condition_type: str, name: str = "chat") -> str:
+        conditions = self.cluster.see(MODEL_SERVICE, name)["status"]["conditions"]
+        return str(next(one for one in conditions if one["type"] == condition_type)["message"])
 
     def repairs(self, kind: str) -> float:
         value = self.metrics.registry.get_sample_value(
@@ -440,6 +444,44 @@ async def test_an_object_of_somebody_else_keeps_its_name(operator, existing):
     with pytest.raises(NameTakenError, match="Deployment chat-mixed exists and is not managed by Forebay"):
         await operator.pools.reconcile(worker_pool_key("team", "chat-mixed"))
     assert operator.cluster.see(DEPLOYMENT, "chat-mixed")["spec"]["replicas"] == 7
+    await operator.services.reconcile(model_service_key("team", "chat"))
+    assert operator.condition("Ready") == operator.condition("Progressing") == ("False", "NotApplied")
+    assert "delete or rename it" in operator.message("Ready")
+    assert ("ModelService", "NotApplied") in operator.events()
+
+
+async def test_a_worker_pools_name_that_is_taken_is_told_by_the_service(operator):
+    operator.cluster.add(WORKER_POOL, {**foreign(), "spec": {"replicas": 7, "pool": {"name": "mixed"}}})
+    operator.cluster.add(MODEL_SERVICE, model_service())
+    with pytest.raises(NameTakenError):
+        await operator.services.reconcile(model_service_key("team", "chat"))
+    assert operator.condition("Accepted") == operator.condition("Ready") == ("False", "NotApplied")
+    assert operator.cluster.see(WORKER_POOL, "chat-mixed")["spec"]["replicas"] == 7
+
+
+@pytest.mark.parametrize(
+    ("error", "status"), [(ApiInvalidError, 422), (ApiForbiddenError, 403)], ids=["webhook", "quota or right"]
+)
+async def test_a_refused_write_is_told_and_an_edit_does_not_seem_rolled_out(operator, error, status):
+    await serve(operator)
+    operator.cluster.fail = lambda call: (
+        error(call, "no such image is allowed here", status)
+        if (call.operation, call.kind) == ("apply", "Deployment")
+        else None
+    )
+    operator.cluster.edit(MODEL_SERVICE, "team", "chat", {"spec": {"engine": {"image": "vllm/vllm-openai:v0.33.0"}}})
+    await operator.services.reconcile(model_service_key("team", "chat"))
+    for _ in range(2):
+        with pytest.raises(error):
+            await operator.pools.reconcile(worker_pool_key("team", "chat-mixed"))
+        await operator.services.reconcile(model_service_key("team", "chat"))
+        assert operator.condition("Ready") == ("False", "NotApplied")
+    assert "no such image is allowed here" in operator.message("Ready")
+    operator.cluster.fail = lambda _call: None
+    await operator.settle()
+    operator.run_pods()
+    await operator.settle()
+    assert operator.condition("Ready") == ("True", "AllWorkersReady")
 
 
 @pytest.mark.parametrize("key", [model_service_key("team", "gone"), worker_pool_key("team", "gone")])

@@ -21,7 +21,7 @@ from forebay_operator.drift import is_scaled_by_others
 from forebay_operator.events import Kind, Recorder
 from forebay_operator.keys import ObjectKey
 from forebay_operator.pods import TEMPLATE_ANNOTATION, Worker, read_worker
-from forebay_operator.reconcile.applying import Applier, Owner, check_ours
+from forebay_operator.reconcile.applying import REFUSALS, Applier, Owner, check_ours
 from forebay_operator.reconcile.draining import Drainer
 from forebay_operator.reconcile.outcome import Outcome, Result
 from forebay_operator.reconcile.reporting import Reporter
@@ -71,11 +71,16 @@ class WorkerPoolReconciler:
         if isinstance(accelerator, Cause):
             state = _state(spec, workers, deployment=deployment, blocked=accelerator)
             return _outcome(changed=await self._report(pool, build_pool_status(pool, state, now=self.now())))
-        check_ours(DEPLOYMENT, deployment, owner=Owner(WORKER_POOL, pool))
         plan = await self._plan(pool, spec, workers, deployment=deployment)
-        drained = await self.drainer.carry_out(pool, plan, now=self.now())
         manifest = build_deployment(pool, spec, accelerator, context=self.context, replicas=plan.replicas)
-        stored, applied = await self._apply(pool, spec, manifest, deployment=deployment)
+        try:
+            check_ours(DEPLOYMENT, deployment, owner=Owner(WORKER_POOL, pool))
+            drained = await self.drainer.carry_out(pool, plan, now=self.now())
+            stored, applied = await self._apply(pool, spec, manifest, deployment=deployment)
+        except REFUSALS as e:
+            state = _state(spec, workers, deployment=manifest, blocked=Cause(Reason.NOT_APPLIED, str(e)))
+            await self._report(pool, build_pool_status(pool, state, now=self.now()))
+            raise
         if drained:
             workers = await self._read_workers(key.namespace, spec)
         state = _state(spec, workers, deployment=stored, blocked=None)

@@ -104,7 +104,8 @@ def _pool_status(pool: PoolView) -> dict[str, Any]:
 def _accepted(state: ServiceState) -> Condition:
     if state.refused and state.refused.reason is not Reason.DOES_NOT_FIT:
         return Condition(ACCEPTED, ConditionStatus.FALSE, state.refused.reason.value, state.refused.message)
-    return Condition(ACCEPTED, ConditionStatus.TRUE, "Valid", "the spec is valid and acted on")
+    acted = "is not acted on, since the model does not fit" if state.refused else "acted on"
+    return Condition(ACCEPTED, ConditionStatus.TRUE, "Valid", f"the spec is valid and {acted}")
 
 
 def _ready(state: ServiceState, kept: Sequence[Mapping[str, Any]]) -> Condition:

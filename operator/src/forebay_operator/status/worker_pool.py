@@ -114,9 +114,10 @@ def build_refused_status(owner: Manifest, cause: Cause, *, now: datetime) -> Man
 
 def _ready(state: PoolState, counts: PoolCounts, cause: Cause | None) -> Condition:
     shown = f"{counts.current}/{state.wanted} workers ready"
+    trouble = cause or state.blocked
     if counts.outdated:
-        more = f"; {cause.message}" if cause else ""
-        reason = cause.reason.value if cause else "RolloutInProgress"
+        more = f"; {trouble.message}" if trouble else ""
+        reason = trouble.reason.value if trouble else "RolloutInProgress"
         return _false(READY, reason, f"{shown}, {counts.outdated} of the previous spec not gone yet{more}")
     if counts.current >= state.wanted:
         if state.wanted == 0:
