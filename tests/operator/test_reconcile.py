@@ -326,6 +326,17 @@ async def test_scaling_up_again_keeps_the_victim(operator):
     assert operator.cluster.see(DEPLOYMENT, "chat-mixed")["spec"]["replicas"] == 2
 
 
+async def test_an_idle_worker_is_given_its_whole_grace(operator):
+    """The time of the mark is not cut to seconds."""
+    await serve(operator, pools=[pool("mixed", replicas={"min": 2, "max": 4})])
+    operator.now += timedelta(milliseconds=900)
+    operator.scale(1)
+    for waited_s, replicas in ((0.0, 2), (1.9, 2), (0.2, 1)):
+        operator.now += timedelta(seconds=waited_s)
+        await operator.pools.reconcile(worker_pool_key("team", "chat-mixed"))
+        assert operator.cluster.see(DEPLOYMENT, "chat-mixed")["spec"]["replicas"] == replicas
+
+
 async def test_a_worker_that_does_not_finish_is_cut_off_after_the_timeout(operator):
     await serve(operator, pools=[pool("mixed", replicas={"min": 2, "max": 4})], rollout={"drainTimeout": "30s"})
     operator.loads["127.0.0.1"] = 7.0

@@ -72,10 +72,11 @@ def read_worker(pod: Manifest) -> Worker:
 
 
 def parse_time(text: str | None) -> datetime | None:
-    """An RFC 3339 time; None when absent or not one."""
+    """An RFC 3339 time; None when absent or not one. A person's annotation may lack the zone: that is UTC."""
     if not text:
         return None
     try:
-        return datetime.fromisoformat(text)
+        moment = datetime.fromisoformat(text)
     except ValueError:
         return None
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
