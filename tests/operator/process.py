@@ -13,49 +13,7 @@ from typing import Any
 
 import httpx
 
-from forebay_localcluster.cluster import Cluster
-
 START_TIMEOUT_S = 60.0
-USER = "forebay-operator-under-test"
-
-
-def rule(group: str, resources: str, verbs: str) -> dict[str, Any]:
-    return {"apiGroups": [group], "resources": resources.split(), "verbs": verbs.split()}
-
-
-RULES = [
-    rule("forebay.dev", "modelservices acceleratorclasses", "get list watch"),
-    rule("forebay.dev", "workerpools", "get list watch create patch delete"),
-    rule("forebay.dev", "modelservices/status workerpools/status workerpools/scale", "patch"),
-    rule("apps", "deployments", "get list watch create patch"),
-    rule("", "services", "get list watch create patch"),
-    rule("policy", "poddisruptionbudgets", "get list watch create patch"),
-    rule("", "pods", "list watch patch"),
-    rule("", "events", "create get patch"),
-    rule("coordination.k8s.io", "leases", "create get update"),
-]
-"""Every right that the operator uses."""
-
-
-def grant(cluster: Cluster) -> Path:
-    """Give the user its rights; its kubeconfig."""
-    role = {
-        "apiVersion": "rbac.authorization.k8s.io/v1",
-        "kind": "ClusterRole",
-        "metadata": {"name": USER},
-        "rules": RULES,
-    }
-    binding = {
-        "apiVersion": "rbac.authorization.k8s.io/v1",
-        "kind": "ClusterRoleBinding",
-        "metadata": {"name": USER},
-        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": USER},
-        "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": USER}],
-    }
-    cluster.kubectl(
-        "apply", "-f", "-", stdin=json.dumps({"apiVersion": "v1", "kind": "List", "items": [role, binding]})
-    )
-    return cluster.issue(USER)
 
 
 @dataclass

@@ -21,8 +21,9 @@ from forebay_cli.system import NodeOptions, simulated_nodes
 from forebay_localcluster.cluster import Cluster
 from forebay_localcluster.control_plane import Settings
 from tests.operator.examples import model_service, pool
-from tests.operator.process import OperatorProcess, grant, running
+from tests.operator.process import OperatorProcess, running
 from tests.support.eventually import always, eventually
+from tests.support.rights import grant
 
 pytestmark = pytest.mark.cluster
 NUMBERS = itertools.count(1)
@@ -51,7 +52,7 @@ def cluster() -> Iterator[Cluster]:
 
 @pytest.fixture(scope="module")
 def kubeconfig(cluster: Cluster) -> Path:
-    return grant(cluster)
+    return grant(cluster, "operator", user="forebay-operator-under-test")
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +61,9 @@ def operator(kubeconfig: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
     folder = tmp_path_factory.mktemp("operator")
     with running(kubeconfig, folder, port=free_port()) as made:
         yield made
-        assert made.metric("forebay_operator_api_errors_total", code="403") == 0, "a right is missing in RULES"
+        assert made.metric("forebay_operator_api_errors_total", code="403") == 0, (
+            "a right is missing in tests/support/rights.py"
+        )
         assert not [one for one in made.lines() if one["level"] == "ERROR"]
 
 
