@@ -46,6 +46,11 @@ class ClientConnections:
         for connection in tuple(self.live):
             connection.close_if_idle()
 
+    def close(self) -> None:
+        """Close every connection."""
+        for connection in tuple(self.live):
+            connection.cut()
+
     async def finished(self) -> None:
         """Return when no request is being answered."""
         while self.tasks:

@@ -137,7 +137,7 @@ class Process:
         """Serve until told to stop, then drain."""
         loop = asyncio.get_running_loop()
         connections = self.router.connections
-        assert connections is not None  # noqa: S101
+        assert connections is not None
         data_socket = _bind(self.settings.listen)
         control_socket = _bind(self.settings.control)
         self.listen_address, self.control_address = _address(data_socket), _address(control_socket)
@@ -157,6 +157,9 @@ class Process:
             control.should_exit = True
             control.force_exit = True
             await serving
+        connections.close()
+        self.router.tools.upstreams.close()
+        await asyncio.sleep(0)
 
     async def _drain(self, server: asyncio.Server, connections: ClientConnections) -> None:
         """Steps 1 to 4 above."""
