@@ -163,7 +163,7 @@ class Process:
 
     async def _drain(self, server: asyncio.Server, connections: ClientConnections) -> None:
         """Steps 1 to 4 above."""
-        log.info("draining", extra={"requests": len(connections.tasks)})
+        log.info("draining", extra={"requests": connections.busy})
         connections.drain()
         await self._wait(self.settings.shutdown_delay_s)
         server.close()
@@ -172,11 +172,8 @@ class Process:
         await asyncio.wait(waits, timeout=self.settings.drain_limit_s, return_when=asyncio.FIRST_COMPLETED)
         for task in waits:
             task.cancel()
-        left = list(connections.tasks)
-        for running in left:
-            running.cancel()
-        await asyncio.gather(*left, return_exceptions=True)
-        log.info("drained", extra={"cut_off": len(left)})
+        left = await connections.cancel()
+        log.info("drained", extra={"cut_off": left})
 
     async def _wait(self, seconds: float) -> None:
         """Wait, or until in a hurry."""
