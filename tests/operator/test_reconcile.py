@@ -386,6 +386,42 @@ async def test_a_missing_accelerator_is_told_and_what_runs_stays(operator):
     assert [operator.repairs(kind.kind) for kind in CHILDREN] == [0, 0, 0]
 
 
+async def test_a_dropped_pool_leaves_although_its_accelerator_class_is_gone(operator):
+    """It cannot be built anew, and must not keep its accelerators for that."""
+    operator.cluster.add(ACCELERATOR_CLASS, {"metadata": {"name": "rare"}, "spec": {"hardware": "h100-sxm"}})
+    await serve(operator, pools=[pool("mixed"), pool("extra", accelerator="rare")])
+    operator.cluster.remove(ACCELERATOR_CLASS, None, "rare")
+    operator.cluster.edit(MODEL_SERVICE, "team", "chat", {"spec": {"pools": [pool("mixed")]}})
+    await operator.settle()
+    assert operator.cluster.see(DEPLOYMENT, "chat-extra")["spec"]["replicas"] == 1, "drained first"
+    operator.now += timedelta(seconds=5)
+    await operator.pools.reconcile(worker_pool_key("team", "chat-extra"))
+    assert operator.run_pods("chat-extra") == []
+    await operator.settle()
+    assert operator.cluster.names(WORKER_POOL) == ["chat-mixed"]
+    assert operator.condition("Ready") == ("True", "AllWorkersReady")
+    assert operator.repairs("Deployment") == 0
+
+
+async def test_a_pool_without_its_accelerator_class_shrinks_and_does_not_grow(operator):
+    await serve(operator, pools=[pool("mixed", replicas={"min": 2, "max": 4})])
+    operator.cluster.remove(ACCELERATOR_CLASS, None, "h100-sxm")
+    operator.scale(3)
+    await operator.settle()
+    assert operator.cluster.see(DEPLOYMENT, "chat-mixed")["spec"]["replicas"] == 2
+    assert ("WorkerPool", "ScalingUp") not in operator.events()
+    operator.scale(1)
+    await operator.settle()
+    operator.now += timedelta(seconds=5)
+    await operator.settle()
+    operator.run_pods()
+    operator.cluster.add(ACCELERATOR_CLASS, ACCELERATOR)
+    await operator.settle()
+    assert len(operator.run_pods()) == 1
+    assert operator.condition("Ready") == ("True", "AllWorkersReady")
+    assert operator.repairs("Deployment") == 0
+
+
 async def test_a_model_that_does_not_fit_starts_no_pod(operator):
     model = {"name": "llama-70b", "source": "hf://meta-llama/Llama-3.1-70B-Instruct"}
     operator.cluster.add(MODEL_SERVICE, model_service(model=model))
