@@ -140,7 +140,7 @@ class ModelServiceReconciler:
         first = {**manifest, "spec": {**manifest["spec"], "replicas": replicas}}
         stored, _ = await self.applier.apply_over(None, WORKER_POOL, first, owner=owner)
         await self._hand_over_replicas(stored, replicas)
-        message = f"WorkerPool {name_of(stored)} with {replicas} workers to start with"
+        message = f"WorkerPool {name_of(stored)}, replicas to start with: {replicas}"
         await self.recorder.record(MODEL_SERVICE, service, kind=Kind.NORMAL, reason="PoolCreated", message=message)
         return await self.applier.apply_over(stored, WORKER_POOL, manifest, owner=owner)
 

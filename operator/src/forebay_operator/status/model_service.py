@@ -133,7 +133,7 @@ def _routable(state: ServiceState) -> Condition:
     ready = {role: sum(pool.ready for pool in state.pools if pool.role is role) for role in Role}
     if ready[Role.MIXED] or (ready[Role.PREFILL] and ready[Role.DECODE]):
         counts = ", ".join(f"{count} {role.value}" for role, count in ready.items() if count)
-        return Condition(ROUTABLE, ConditionStatus.TRUE, "Serving", f"requests can be served: {counts} workers ready")
+        return Condition(ROUTABLE, ConditionStatus.TRUE, "Serving", f"requests can be served; ready workers: {counts}")
     if state.pools and all(pool.wanted == 0 for pool in state.pools):
         return _asleep(ROUTABLE, state, awake=ConditionStatus.FALSE)
     roles = sorted({pool.role for pool in state.pools}) or [pool.role for pool in _spec_pools(state)]

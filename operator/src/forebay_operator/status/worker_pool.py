@@ -138,13 +138,13 @@ def _progressing(state: PoolState, counts: PoolCounts, cause: Cause | None) -> C
     if cause and counts.current < state.wanted:
         return _false(PROGRESSING, cause.reason.value, cause.message)
     if counts.outdated:
-        message = f"{counts.outdated} workers of the previous spec are being replaced"
+        message = f"workers of the previous spec still to be replaced: {counts.outdated}"
         return Condition(PROGRESSING, ConditionStatus.TRUE, "RollingOut", message)
     if counts.current < state.wanted:
-        message = f"{_missing(state, counts)} of {state.wanted} workers are starting"
+        message = f"starting {_missing(state, counts)} of {state.wanted}"
         return Condition(PROGRESSING, ConditionStatus.TRUE, "ScalingUp", message)
     if counts.draining:
-        message = f"{counts.draining} workers finish their requests and leave"
+        message = f"workers that finish their requests and leave: {counts.draining}"
         return Condition(PROGRESSING, ConditionStatus.TRUE, "Draining", message)
     return Condition(PROGRESSING, ConditionStatus.TRUE, "Settled", "what runs is what is wanted")
 
