@@ -296,7 +296,10 @@ class ClientConnection(asyncio.Protocol):
         """Write a complete answer; the body is left out for HEAD."""
         connection = self._connection_line(request, known_end=True)
         shown = b"" if request.method == b"HEAD" else body
-        self.write(b"%b%bcontent-length: %d\r\n%b\r\n%b" % (_status_line(status), lines, len(body), connection, shown))
+        if self.transport is not None:
+            self.transport.write(
+                b"%b%bcontent-length: %d\r\n%b\r\n%b" % (_status_line(status), lines, len(body), connection, shown)
+            )
 
     def write(self, block: bytes) -> None:
         """Write a part of a body as it is."""

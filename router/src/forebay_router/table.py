@@ -168,7 +168,7 @@ class Lease:
     def prefilled(self) -> None:
         """The first token came: its prompt is no longer work to do."""
         if self.prompt_tokens:
-            self.worker.load.prompt_tokens -= self.prompt_tokens
+            self.worker.candidate.load.prompt_tokens -= self.prompt_tokens
             self.prompt_tokens = 0
 
     def release(self) -> None:
