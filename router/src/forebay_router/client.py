@@ -190,6 +190,8 @@ class ClientConnection(asyncio.Protocol):
             if not self._wake.done():
                 self._wake.set_result(None)
             return
+        if self._task is not None:
+            return  # it has just answered a request and goes on with this one
         loop = asyncio.get_running_loop()
         self._task = task = loop.create_task(self._serve(loop))
         self._shared.tasks.add(task)
