@@ -52,6 +52,13 @@ def leading_pod(system: System, component: str) -> str:
     return next(pod["metadata"]["name"] for pod in pods if holder.startswith(pod["metadata"]["name"]))
 
 
+def restarts(system: System, service: Service) -> int:
+    """Restarts of Forebay's own containers and of the service's workers."""
+    own = system.get("pods", namespace=RELEASE_NAMESPACE)["items"]
+    workers = system.get("pods", namespace=service.namespace)["items"]
+    return sum(one["restartCount"] for pod in own + workers for one in pod["status"].get("containerStatuses", ()))
+
+
 def kill_api_server(system: System) -> None:
     system.cluster.kill("kube-apiserver")
     time.sleep(10)
@@ -99,16 +106,18 @@ class Fault:
     """What is done, and how it shows that the work goes on."""
 
     strike: Callable[[System, Service], None]
+    restarts: int = 1
+    """Containers that it makes start again."""
     works_again: Callable[[System, Service, datetime], bool] = lambda _system, _service, _since: True
 
 
 FAULTS = {
-    "operator (leader)": Fault(kill_operator, has_budget),
+    "operator (leader)": Fault(kill_operator, works_again=has_budget),
     "autoscaler (leader)": Fault(
-        lambda system, _: kill_pod_process(leading_pod(system, "autoscaler")), autoscaler_leads
+        lambda system, _: kill_pod_process(leading_pod(system, "autoscaler")), works_again=autoscaler_leads
     ),
-    "Prometheus, away for 15 s": Fault(lambda system, _: kill_prometheus(system)),
-    "API server, away for 10 s": Fault(api_server_away, has_budget),
+    "Prometheus, away for 15 s": Fault(lambda system, _: kill_prometheus(system), restarts=0),
+    "API server, away for 10 s": Fault(api_server_away, restarts=0, works_again=has_budget),
     "engine (1 of 2)": Fault(kill_engine),
     "router (1 of 2)": Fault(lambda system, _: kill_pod_process(pod_of(system, "router"))),
 }
@@ -120,11 +129,12 @@ def test_every_component_can_be_killed_under_load(system, serve, load):
         autoscaling={"mode": "Auto"},
     )
     rows: list[dict[str, Any]] = []
-    with load(service, rate_rps=5, output_tokens=64) as run:
+    with load(service, rate_rps=5, output_tokens=192) as run:  # some eight streams at any moment
         eventually(lambda: conditions(system, service), healthy, within_s=60, what="all conditions are True")
         for name, fault in FAULTS.items():
             run.wait_for(10)
             seen = len(run.report.records)
+            before = restarts(system, service)
             begun = time.monotonic()
             fault.strike(system, service)
             struck_at = datetime.now(UTC)
@@ -137,6 +147,7 @@ def test_every_component_can_be_killed_under_load(system, serve, load):
             )
             eventually(lambda: conditions(system, service), healthy, within_s=90, what=f"healed after: {name}")
             healed_s = time.monotonic() - begun
+            assert restarts(system, service) == before + fault.restarts, f"what was killed and what not: {name}"
             run.wait_for(15)
             records = run.ended_since(seen)
             rows.append(
@@ -156,5 +167,7 @@ def test_every_component_can_be_killed_under_load(system, serve, load):
     # An engine's or a router's death cuts the streams it was in the middle of, and nothing else.
     assert failed["engine (1 of 2)"] <= 8, rows
     assert failed["router (1 of 2)"] <= 8, rows
+    cut_off = next(row["errors"] for row in rows if row["fault"] == "engine (1 of 2)")
+    assert all(error.startswith("error event: ") for error in cut_off), rows
     silent = [r for r in run.report.records if r.error == "stream ended without [DONE]"]
     assert not silent, "a stream ended silently"
