@@ -179,8 +179,11 @@ class Exchange:
         answer = self._new_answer(service, scanner, prompt_answer=parsed.stream)
         try:
             connection = await self._send(place.lease.worker, body, answer)
+            body = b""
             place.lease.prefilled()
             self._check_opening(answer, place.lease.worker)
+            if answer.scanner is None or answer.scanner.data_seen:
+                parsed.forget()
             await self._pass_on(answer, connection)
         finally:
             if scanner is not None:
