@@ -556,7 +556,8 @@ def _h11_reads(data: bytes) -> list[tuple[bytes, bytes, bytes]]:
 _LINES = st.sampled_from(
     [
         b"Host: a", b"Content-Length: 3", b"Content-Length: 0", b"content-length:2", b"Content-Length: 3 ",
-        b"Transfer-Encoding: chunked", b"transfer-encoding:Chunked", b"Transfer-Encoding: gzip", b"Connection: close", b"Connection: keep-alive", b"X: y",
+        b"Transfer-Encoding: chunked", b"transfer-encoding:Chunked", b"Transfer-Encoding: gzip",
+        b"Connection: close", b"Connection: keep-alive", b"X: y",
         b"X : y", b" X: y", b"X:", b"Expect: 100-continue", b"Content-Length: 0x3", b"X: \xc3\xa9", b"X\x00: y", b"TE: trailers",
     ]
 )  # fmt: skip
