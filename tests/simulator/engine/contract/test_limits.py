@@ -13,7 +13,7 @@ import pytest
 from tests.simulator.engine.process import CLIENT, EngineProcess
 
 from .captured import by_comment, captured
-from .sources import NAME, Ask, CapturedSource, LiveSource, words
+from .sources import NAME, Ask, CapturedSource, LiveSource, Source, words
 
 CHAT = "/v1/chat/completions"
 HI = {"model": NAME, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 3, "temperature": 0}
@@ -35,6 +35,11 @@ def limited(any_start):
         yield LiveSource("live", engine)
 
 
+def _need_a_live_engine(source: Source) -> None:
+    if source.kind == "captured":
+        pytest.skip("not in the captures")
+
+
 def test_a_key_guards_v1(limited):
     for ask in (Ask(FILE, 0, CHAT, HI), Ask(FILE, 1, "/v1/models", method="GET")):
         answer = limited.ask(ask)
@@ -42,8 +47,7 @@ def test_a_key_guards_v1(limited):
 
 
 def test_a_key_does_not_guard_the_rest(limited):
-    if limited.kind == "captured":
-        return
+    _need_a_live_engine(limited)
     for path in ("/health", "/metrics", "/version"):
         assert limited.engine.get(path).status_code == 200
 
@@ -105,8 +109,7 @@ def test_beyond_the_backlog_limit_prompts_are_refused_with_503(limited):
 
 def test_a_waiting_stream_is_kept_alive_by_comments(limited):
     """Status and headers come at once, comments while the request waits, then the answer."""
-    if limited.kind == "captured":
-        return
+    _need_a_live_engine(limited)
     url = limited.engine.url + CHAT
     occupying = {**HI, "max_tokens": 1800, "stream": True, "ignore_eos": True}
     with ExitStack() as slots:
@@ -184,8 +187,7 @@ def test_adapters_come_and_go(adapting):
 
 
 def test_the_adapters_in_use_are_told_by_the_newest_sample(adapting):
-    if adapting.kind == "captured":
-        return
+    _need_a_live_engine(adapting)
     with ThreadPoolExecutor() as pool:
         body = {**HI, "model": "tiny-lora", "max_tokens": 500, "ignore_eos": True}
         answer = pool.submit(adapting.engine.post, CHAT, body)
