@@ -119,6 +119,13 @@ def test_released_workers_stay_marked_until_they_are_deleted():
     assert made.unmark == ()
 
 
+def test_a_released_worker_leaves_rather_than_one_that_is_only_marked():
+    """Kept in its place, the marked one would be deleted by the ReplicaSet controller before it has drained."""
+    gone = draining("gone", since_s=9, is_released=True, created_at=NOW - timedelta(hours=2))
+    marked = draining("marked", since_s=3, created_at=NOW - timedelta(minutes=1))
+    assert names(plan(2, 2, [worker("a"), gone, marked], gone=4, marked=0).unmark) == ["marked"]
+
+
 def test_a_further_step_down_does_not_count_workers_that_are_about_to_be_deleted():
     workers = [worker("a"), draining("b", since_s=9, is_released=True), draining("c", since_s=5)]
     made = plan(1, 2, workers, a=0, c=4)

@@ -1,12 +1,16 @@
 """Kopf's session: fresh tokens, and watches that are not opened in a hot loop."""
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import aiohttp
+import pytest
 from kubernetes.aio import client as kubernetes_client
 
-from forebay_operator.login import PAUSE_MAX_S, SHORT_S, WatchPacer, _Middleware
+from forebay_operator import login
+from forebay_operator.login import PAUSE_FIRST_S, PAUSE_MAX_S, SHORT_S, WatchPacer, _Middleware
 
 
 class Clock:
@@ -44,18 +48,40 @@ def test_watches_do_not_slow_each_other():
     assert pacer.pause_s("/services") == 0.0
 
 
-async def test_a_rotated_token_is_used_from_the_next_request_on(tmp_path: Path):
-    """C146."""
-    seen: list[str] = []
+@asynccontextmanager
+async def serving(requests: list[str]) -> AsyncIterator[str]:
+    """A server that answers each request with an empty 200; its address."""
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        request = (await reader.readuntil(b"\r\n\r\n")).decode()
-        seen.append(next(line for line in request.splitlines() if line.lower().startswith("authorization:")))
+        requests.append((await reader.readuntil(b"\r\n\r\n")).decode())
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
         await writer.drain()
         writer.close()
         await writer.wait_closed()
 
+    server = await asyncio.start_server(handle, "127.0.0.1", 0)
+    async with server:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+
+async def test_the_session_waits_before_it_opens_a_watch_again_and_lists_at_once(monkeypatch: pytest.MonkeyPatch):
+    slept: list[float] = []
+
+    async def sleep(pause_s: float) -> None:
+        slept.append(pause_s)
+
+    monkeypatch.setattr(login.asyncio, "sleep", sleep)
+    middleware = _Middleware(kubernetes_client.Configuration(), WatchPacer(Clock()))
+    async with serving([]) as address, aiohttp.ClientSession(middlewares=(middleware,)) as session:
+        for query in ("?watch=true", "?watch=true", "?watch=true", ""):
+            async with session.get(f"{address}/api/v1/pods{query}"):
+                pass
+    assert slept == [0.0, PAUSE_FIRST_S, 2 * PAUSE_FIRST_S]
+
+
+async def test_a_rotated_token_is_used_from_the_next_request_on(tmp_path: Path):
+    """C146."""
+    requests: list[str] = []
     token = tmp_path / "token"
     token.write_text("first")
     configuration = kubernetes_client.Configuration()
@@ -64,12 +90,12 @@ async def test_a_rotated_token_is_used_from_the_next_request_on(tmp_path: Path):
         found.api_key["BearerToken"] = f"bearer {token.read_text()}"
 
     configuration.refresh_api_key_hook = read_token
-    server = await asyncio.start_server(handle, "127.0.0.1", 0)
-    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/api/v1/pods"
-    async with server, aiohttp.ClientSession(middlewares=(_Middleware(configuration, WatchPacer(Clock())),)) as session:
-        async with session.get(url):
+    middleware = _Middleware(configuration, WatchPacer(Clock()))
+    async with serving(requests) as address, aiohttp.ClientSession(middlewares=(middleware,)) as session:
+        async with session.get(address):
             pass
         token.write_text("second")
-        async with session.get(url):
+        async with session.get(address):
             pass
+    seen = [line for request in requests for line in request.splitlines() if line.startswith("Authorization:")]
     assert seen == ["Authorization: Bearer first", "Authorization: Bearer second"]

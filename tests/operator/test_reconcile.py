@@ -14,6 +14,7 @@ from forebay_api.names import (
     OPERATOR_MANAGER,
 )
 from forebay_operator.desired.deployment import WorkerContext
+from forebay_operator.drain import DrainPlan, Release
 from forebay_operator.errors import ApiForbiddenError, ApiInvalidError, ApiUnavailableError
 from forebay_operator.events import Recorder
 from forebay_operator.keys import model_service_key, worker_pool_key
@@ -36,7 +37,7 @@ from forebay_operator.resources import (
     WORKER_POOL,
     Manifest,
 )
-from tests.operator.examples import ACCELERATOR, NOW, model_service, pod, pool
+from tests.operator.examples import ACCELERATOR, NOW, model_service, pod, pool, worker
 from tests.operator.fake_cluster import FakeCluster
 
 
@@ -324,6 +325,16 @@ async def test_scaling_up_again_keeps_the_victim(operator):
         assert DRAINING_LABEL not in metadata["labels"]
         assert "controller.kubernetes.io/pod-deletion-cost" not in metadata["annotations"]
     assert operator.cluster.see(DEPLOYMENT, "chat-mixed")["spec"]["replicas"] == 2
+
+
+async def test_a_new_pod_of_a_victims_name_is_not_touched(operator):
+    await serve(operator)
+    (name,) = operator.run_pods()
+    victim = worker(name, uid="of the pod that had the name before")
+    made = DrainPlan(unmark=(), mark=(victim,), release=(Release(victim, timed_out=False),), replicas=0)
+    await operator.pools.drainer.carry_out(operator.cluster.see(WORKER_POOL, "chat-mixed"), made, now=NOW)
+    assert DRAINING_LABEL not in operator.cluster.see(POD, name)["metadata"]["labels"]
+    assert operator.cost(name) == 0
 
 
 async def test_an_idle_worker_is_given_its_whole_grace(operator):

@@ -76,6 +76,10 @@ CASES = {
         pod(phase="Running", **container(last={"exitCode": 1, "reason": "Error"}, restartCount=1, started=False)),
         Cause(Reason.WORKER_CRASHED, "w: engine exited with code 1 (Error), restarted 1 time"),
     ),
+    "ended well, about to be started again": (
+        pod(phase="Running", **container(ended={"exitCode": 0, "reason": "Completed"})),
+        None,
+    ),
     "serving again after a crash": (
         pod(phase="Running", **container(last={"exitCode": 1}, restartCount=1, started=True, ready=True)),
         None,
