@@ -366,6 +366,21 @@ async def test_client_cannot_steer_transfers_or_ranks():
         assert asked.headers["x-kept"] == "yes"
 
 
+@pytest.mark.parametrize(
+    ("sent", "arrives"),
+    [
+        ({"kv_transfer_params": "x", "kv_cache_report_mode": "full"}, {"kv_cache_report_mode": "full"}),
+        ({"ec_transfer_params": {}}, {}),
+        ({"kv_cache_report_mode": "full"}, {"kv_cache_report_mode": "full"}),
+        ("kv_transfer_params", "kv_transfer_params"),
+    ],
+)
+async def test_client_cannot_steer_transfers_through_extra_arguments(sent, arrives):
+    async with workers(lambda _asked, wire: wire.json(completion("x"))) as [worker], routed(worker) as router:
+        await ask(router, chat(vllm_xargs=sent))
+        assert worker.asked[0].json == chat(vllm_xargs=arrives)
+
+
 async def test_hop_by_hop_headers_end_at_the_router():
     async def script(_asked, wire):
         await wire.json(

@@ -9,7 +9,8 @@ Prefill and decode on different workers (vLLM's NixlConnector), two legs:
                   holds the kv_transfer_params that say where the KV blocks are
     decode leg    the client's own request plus that object, unchanged
 
-A client's own kv_transfer_params are removed: `{"do_remote_prefill": true}` from outside kills a decode engine.
+A client's own kv_transfer_params are removed: `{"do_remote_prefill": true}` from outside kills a decode engine. So are those in
+vllm_xargs, which the engine takes for the same thing: a string there makes every worker answer 500.
 """
 
 import re
@@ -31,6 +32,7 @@ PREFILL_PARAMS: Final = {
 }
 _DECODE_ONLY: Final = ("stream_options", "min_tokens", "max_completion_tokens", "logprobs", "top_logprobs", "best_of")
 """Fields that ask for more than the one token that the prefill leg makes, or for a stream."""
+_EXTRA_KEY: Final = "vllm_xargs"
 _REMOVED: Final = frozenset({TRANSFER_KEY, "ec_transfer_params", "bootstrap_host", "bootstrap_port", "bootstrap_room"})
 """Fields by which a client could steer the transfer of KV blocks."""
 
@@ -47,10 +49,15 @@ def splice(body: bytes, key: str, value: bytes) -> bytes:
 def scrub(request: ParsedRequest) -> None:
     """Remove what a client may not say."""
     fields = request.fields
-    if fields is None or _REMOVED.isdisjoint(fields):
+    if fields is None:
         return
-    for name in _REMOVED:
-        fields.pop(name, None)
+    extra = fields.get(_EXTRA_KEY)
+    holders = [one for one in (fields, extra) if isinstance(one, dict) and not _REMOVED.isdisjoint(one)]
+    if not holders:
+        return
+    for holder in holders:
+        for name in _REMOVED:
+            holder.pop(name, None)
     request.body = orjson.dumps(fields)
 
 
