@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from forebay_api.modelservice import Role
-from forebay_router.discovery import listwatch
+from forebay_router.discovery import kubernetes, listwatch
 from forebay_router.discovery.kubernetes import POD_SELECTOR, KubernetesDiscovery
 from forebay_router.discovery.listwatch import ApiFailure, Backoff, Follower, lines
 from forebay_router.discovery.objects import read_service, read_worker
@@ -342,6 +342,22 @@ async def test_ready_workers_are_asked_what_they_serve():
         async with discovering(api) as (table, _):
             await until(lambda: table.workers and table.workers["u1"].cards, "the cards are read")
             assert table.workers["u1"].cards[0]["max_model_len"] == 4096
+
+
+async def test_workers_that_do_not_tell_their_models_keep_nobody_from_telling(monkeypatch):
+    monkeypatch.setattr(kubernetes, "CARDS_INTERVAL_S", 0.02)
+    async with workers(hello) as [worker]:
+        api = PlayedApi()
+        api.objects[SERVICES]["chat"] = model_service()
+        ports = [1] * kubernetes.CARDS_AT_ONCE_MAX + [worker.port]
+        for number, port in enumerate(ports):
+            seen = pod(f"u{number}", ip="127.0.0.1")
+            seen["spec"]["containers"][0]["ports"][0]["containerPort"] = port
+            api.objects[PODS][f"u{number}"] = seen
+        async with discovering(api) as (table, _):
+            await until(lambda: len(table.workers) == len(ports), "the pods are known")
+            told = table.workers[f"u{len(ports) - 1}"]
+            await until(lambda: told.cards, "the last worker is asked", bound_s=5)
 
 
 def test_service_in_numbers():

@@ -209,15 +209,25 @@ class KubernetesDiscovery:
     # -- model cards --------------------------------------------------------------------------------------------------
 
     async def _ask_for_cards(self) -> None:
-        """Ask ready workers what they serve, once each."""
+        """Ask ready workers what they serve until each has told it; those that do not answer wait for the next round."""
+        asked: set[str] = set()
         while True:
-            wanting = [
-                worker
-                for worker in self.table.workers.values()
-                if worker.cards is None and worker.spec.state is WorkerState.READY
-            ]
-            await asyncio.gather(*(self._ask_worker(one) for one in wanting[:CARDS_AT_ONCE_MAX]))
+            batch = self._next_for_cards(asked)
+            await asyncio.gather(*(self._ask_worker(one) for one in batch))
             await asyncio.sleep(CARDS_INTERVAL_S)
+
+    def _next_for_cards(self, asked: set[str]) -> list[Worker]:
+        """Who is asked now; `asked` holds who has been in this round."""
+        wanting = [
+            worker
+            for worker in self.table.workers.values()
+            if worker.cards is None and worker.spec.state is WorkerState.READY
+        ]
+        if all(worker.spec.uid in asked for worker in wanting):
+            asked.clear()
+        batch = [worker for worker in wanting if worker.spec.uid not in asked][:CARDS_AT_ONCE_MAX]
+        asked.update(worker.spec.uid for worker in batch)
+        return batch
 
     async def _ask_worker(self, worker: Worker) -> None:
         try:
