@@ -27,6 +27,8 @@ from forebay_router.sse import EventScanner
 
 WHOLE_MAX_BYTES = 1024 * 1024
 """A JSON answer above this size is passed on while it comes."""
+COLLECTED_MAX_BYTES = 64 * 1024 * 1024
+"""The most that is kept of an answer that the router itself reads to its end."""
 _SIZE_LINE = re.compile(rb"([0-9A-Fa-f]{1,7})\r\n").match
 _COLON = 0x3A
 """First byte of a comment."""
@@ -60,7 +62,8 @@ class Answer:
     first_byte_deadline_s = math.inf
     total_deadline_s = math.inf
     idle_limit_s = math.inf
-    whole_max_bytes = WHOLE_MAX_BYTES
+    collected = False
+    """The router itself reads it, as one piece."""
     _buffered_bytes = 0
     _detach: Callable[[], None] | None = None
 
@@ -78,8 +81,8 @@ class Answer:
         self._buffer: list[bytes] = []
 
     def collect_whole(self) -> None:
-        """Open only when complete, whatever the size and type."""
-        self.whole_max_bytes = 1 << 62
+        """Open only when complete, whatever the type; above COLLECTED_MAX_BYTES the answer fails."""
+        self.collected = True
         self.scanner = None
 
     def attach(self, detach: Callable[[], None]) -> None:
@@ -94,7 +97,7 @@ class Answer:
         self.last_byte_s = now_s
         length = fields.get(b"content-length")
         self.length = int(length) if length is not None else None
-        if self.whole_max_bytes > WHOLE_MAX_BYTES:
+        if self.collected:
             self.passing = Passing.WHOLE
             return
         content_type = fields.get(b"content-type", b"")
@@ -144,7 +147,12 @@ class Answer:
         self._buffered_bytes += len(block)
         if self.opened.done():
             return
-        if self.passing is not Passing.WHOLE or self._buffered_bytes > self.whole_max_bytes:
+        if self.collected:
+            if self._buffered_bytes > COLLECTED_MAX_BYTES:
+                self._buffer.clear()
+                self.fail(FailureReason.BAD_ANSWER, f"the worker's answer is larger than {COLLECTED_MAX_BYTES} bytes")
+            return
+        if self.passing is not Passing.WHOLE or self._buffered_bytes > WHOLE_MAX_BYTES:
             self.opened.set_result(None)
 
     def finish(self) -> None:
