@@ -376,6 +376,47 @@ async def test_client_error_is_nobodys_fault():
         assert not any(router.stats.failures.values())
 
 
+async def test_client_error_within_a_stream_is_nobodys_fault():
+    """C065: an error event with a code 4xx is passed on once, and counts neither good nor bad."""
+
+    async def script(_asked, wire):
+        await wire.events_head()
+        await wire.event({"error": {"message": "too long", "type": "BadRequestError", "param": None, "code": 400}})
+        await wire.event("[DONE]")
+        await wire.end_chunks()
+
+    async with workers(script, script) as made, routed(*made) as router:
+        reply = await ask(router, chat(stream=True))
+        assert (reply.status, reply.error()["message"]) == (200, "too long")
+        assert len(reply.events()) == 2, "no second error event"
+        await router.no_lease_is_left()
+        assert sum(len(worker.asked) for worker in made) == 1
+        assert router.verdicts() == {"good": 0, "bad": 0, "abandoned": 0}
+        assert not any(router.stats.failures.values())
+
+
+async def test_every_attempt_after_a_comment_gets_the_whole_request():
+    """A comment opens the client's stream; an answer that does not fit into it is passed over with the request kept."""
+    attempts = []
+
+    async def script(asked, wire):
+        attempts.append(asked.json["messages"])
+        if len(attempts) == 1:
+            await wire.events_head()
+            await wire.chunk(b": waiting\n\n")
+            await asyncio.sleep(0.05)
+            wire.reset()
+        elif len(attempts) == 2:
+            await wire.json(completion("of the wrong kind"))
+        else:
+            await hello(asked, wire)
+
+    async with workers(script, script, script) as made, routed(*made) as router:
+        reply = await ask(router, chat(stream=True))
+        assert (reply.text(), reply.error()) == ("hello", None)
+        assert attempts == [chat()["messages"]] * 3
+
+
 async def test_worker_that_refuses_connections_is_left_alone_and_comes_back():
     """C068: the second attempt goes elsewhere, a refusing worker gets few tries, and heals without help."""
     async with (

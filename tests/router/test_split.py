@@ -232,6 +232,33 @@ async def test_client_error_of_the_prefill_leg_is_the_answer():
         assert second[0].asked == []
 
 
+async def test_refusal_of_the_prefill_leg_does_not_go_into_an_open_stream():
+    """A comment of the first decode worker has opened the stream when the second prefill leg is refused."""
+
+    async def prefill_once(asked, wire):
+        if len(first[0].asked) + len(first[1].asked) == 1:
+            await prefill(asked, wire)
+        else:
+            await wire.json({"error": {"message": "no", "type": "BadRequestError", "param": None, "code": 400}}, 400)
+
+    async def comment_then_reset(_asked, wire):
+        await wire.events_head()
+        await wire.chunk(b": waiting\n\n")
+        await asyncio.sleep(0.05)
+        wire.reset()
+
+    async with (
+        workers(prefill_once, prefill_once) as first,
+        workers(comment_then_reset, comment_then_reset) as second,
+        routed_pairs(first, second, flags=("--attempts", "2")) as router,
+    ):
+        reply = await ask(router, chat(stream=True))
+        assert (reply.status, reply.error()["code"]) == (200, "worker_error")
+        assert b"HTTP/1.1" not in reply.body
+        await router.no_lease_is_left()
+        assert router.verdicts() == {"good": 0, "bad": 1, "abandoned": 0}
+
+
 @pytest.mark.parametrize("fields", [{"prompt_logprobs": 1}, {"echo": True}])
 async def test_prompt_logprobs_are_refused_in_split_mode(fields):
     """C095: a decode worker that sees them dies; it never does."""

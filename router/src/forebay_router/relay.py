@@ -170,6 +170,8 @@ class Exchange:
         if place.prefill is not None and parsed.fields is not None:
             leg = await self._ask_prefill(place.prefill.worker, service, rewriting.prefill_body(parsed.fields))
             if leg.status != 200:
+                if self.reply.begun:
+                    raise WorkerFailure(FailureReason.WORKER_ERROR, f"prefill answered {leg.status} within a stream")
                 self._pass_whole(leg)
                 return
             params, self.cached_tokens = rewriting.read_prefill_answer(leg.take_buffered())
@@ -182,8 +184,6 @@ class Exchange:
             body = b""
             place.lease.prefilled()
             self._check_opening(answer, place.lease.worker)
-            if answer.scanner is None or answer.scanner.data_seen:
-                parsed.forget()
             await self._pass_on(answer, connection)
         finally:
             if scanner is not None:
@@ -273,6 +273,8 @@ class Exchange:
         if block:
             reply.write(block)
         reply.content_begun = answer.scanner is None or answer.scanner.data_seen
+        if reply.content_begun and self.parsed is not None:
+            self.parsed.forget()
         if not answer.complete:
             self._watch_flow(answer, connection)
             answer.sink = reply.write_part
@@ -317,7 +319,8 @@ class Exchange:
         """The worker's answer has ended; see whether it was whole."""
         scanner = answer.scanner
         failed = None
-        if scanner is not None:
+        client_error = scanner is not None and scanner.client_error  # has no outcome, like an answer 4xx
+        if scanner is not None and not client_error:
             if scanner.error is not None:
                 failed = FailureReason.WORKER_ERROR
             elif scanner.aborted:
@@ -327,10 +330,10 @@ class Exchange:
         if failed is not None and scanner is not None and not scanner.complete and scanner.error is None:
             self.reply.write(self.reply.error_event(failed))
         self.reply.end()
-        if failed is None:
-            self.record.note_status(answer.status)
-        else:
+        if failed is not None:
             self.record.outcome, self.record.reason = Outcome.CUT_OFF, failed
+        elif not client_error:
+            self.record.note_status(answer.status)
 
     # -- failing ------------------------------------------------------------------------------------------------------
 
