@@ -11,6 +11,7 @@ import asyncio
 import json
 import uuid
 from collections.abc import Sequence
+from dataclasses import replace
 
 from forebay_simulator.engine.bodies import Fields, Options, read_json, read_messages, read_options, read_prompts
 from forebay_simulator.engine.engine import Engine, with_lease
@@ -57,9 +58,27 @@ def _session(exchange: Exchange) -> str | None:
     return None if name is None else name.decode("latin-1")
 
 
+def _with_headers(options: Options, exchange: Exchange) -> Options:
+    """Apply what headers say: a priority outranks the body's, and of data parallel ranks there is one."""
+    rank = _whole_number(exchange, b"x-data-parallel-rank")
+    if rank:
+        raise bad_request(f"data_parallel_rank {rank} is out of range [0, 1).")
+    priority = _whole_number(exchange, b"x-vllm-priority")
+    return options if priority is None else replace(options, priority=priority)
+
+
+def _whole_number(exchange: Exchange, header: bytes) -> int | None:
+    """Read a header; what is no number counts as absent, as in vLLM."""
+    try:
+        return int(exchange.headers[header])
+    except (KeyError, ValueError):
+        return None
+
+
 def _run(engine: Engine, exchange: Exchange, dialect: Dialect, options: Options, prompts: Sequence[list[int]]) -> None:
     for prompt in prompts:
         engine.check_prompt(prompt)
+    options = _with_headers(options, exchange)
     if options.xargs_transfer:
         raise internal("")
     engine.admit(prompts, options.choices)

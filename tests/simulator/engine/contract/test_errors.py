@@ -176,6 +176,15 @@ def test_what_is_unknown_is_ignored(source: Source, number, fields):
     assert body["kv_transfer_params"] is None
 
 
+def test_a_rank_that_does_not_exist_is_refused(source: Source):
+    body = {"model": NAME, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
+    answer = source.ask(Ask("http/data_parallel.txt", 3, CHAT, body, headers={"X-data-parallel-rank": "7"}))
+    assert answer.status == 400
+    error = answer.json["error"]
+    assert re.fullmatch(r"data_parallel_rank 7 is out of range \[0, [12]\)\.", error.pop("message"))
+    assert error == {"type": "BadRequestError", "param": None, "code": 400}
+
+
 def test_a_limit_beyond_the_context_is_clipped_without_an_error(source: Source):
     """The captured answer is cut off, so its text alone cannot be parsed: only its head and tail are looked at."""
     answer = source.ask(_error(2, messages=[{"role": "user", "content": words(1000)}], max_tokens=1500))

@@ -317,3 +317,24 @@ def test_a_request_aborted_in_the_queue_ends_with_200_and_in_a_stream_without_a_
         assert '"finish_reason":"' not in answer.text
         assert answer.text.endswith("data: [DONE]\n\n")
     assert '"completion_tokens":0' in with_usage.text
+
+
+def test_a_header_sets_the_priority_of_a_request_that_waits(start):
+    flags = ("--max-num-seqs", "1", "--scheduling-policy", "priority")
+    with start(*flags, FOREBAY_SIM_SPEED="1") as engine, ThreadPoolExecutor() as pool:
+        begun, _, thread = _stream(engine, 300)
+        assert begun.wait(5)
+        ended: list[str] = []
+
+        def ask(name: str, **headers: str) -> None:
+            engine.post(CHAT, {**HI, "max_tokens": 30, "ignore_eos": True}, **headers)
+            ended.append(name)
+
+        asked = [pool.submit(ask, "patient")]
+        engine.eventually("vllm:num_requests_waiting", 1)
+        asked.append(pool.submit(ask, "urgent", x_vllm_priority="-5"))
+        engine.eventually("vllm:num_requests_waiting", 2)
+        for answer in asked:
+            answer.result(20)
+        thread.join(10)
+    assert ended == ["urgent", "patient"]
