@@ -19,6 +19,7 @@ import math
 import re
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from enum import Enum, auto
 
 from forebay_router.errors import FailureReason, WorkerFailure
@@ -210,3 +211,11 @@ class Answer:
         if not self.complete and not self.paused and now_s > self.last_byte_s + self.idle_limit_s:
             return FailureReason.IDLE_TIMEOUT
         return None
+
+
+@dataclass(slots=True, kw_only=True)
+class WorkerRefusal(WorkerFailure):
+    """The worker answered, with an error that another worker may not give."""
+
+    answer: Answer
+    """Complete; relayed when no other worker is left."""

@@ -22,7 +22,7 @@ from forebay_api.objective import Objective, Outcome
 from forebay_router import errors, rewriting
 from forebay_router.access_log import AccessLog
 from forebay_router.accounting import Record, account
-from forebay_router.answer import Answer, Passing
+from forebay_router.answer import Answer, Passing, WorkerRefusal
 from forebay_router.endpoints import Endpoint
 from forebay_router.errors import FailureReason, RequestRefused, WorkerFailure
 from forebay_router.headers import forwarded_lines
@@ -161,7 +161,7 @@ class Exchange:
         """
         if self.reply.content_begun or failure.reason is FailureReason.TOTAL_TIMEOUT:
             return False
-        return failure.answer is None or self.tools.placing.possible(service, parsed, self.tried)
+        return not isinstance(failure, WorkerRefusal) or self.tools.placing.possible(service, parsed, self.tried)
 
     async def _ask(self, place: Place, service: Service, parsed: ParsedRequest) -> None:
         """One attempt: the prefill leg where there is one, then the answer."""
@@ -246,7 +246,7 @@ class Exchange:
         """Raise WorkerFailure when the opened answer is a failure that another worker may do better."""
         worker.strikes = 0
         if answer.status in _RETRIED_STATUSES and answer.complete:
-            raise WorkerFailure(FailureReason.WORKER_ERROR, f"the worker answered {answer.status}", answer)
+            raise WorkerRefusal(FailureReason.WORKER_ERROR, f"the worker answered {answer.status}", answer=answer)
         scanner = answer.scanner
         if scanner is None or scanner.first_content_s is not None or self.reply.content_begun:
             return
@@ -342,7 +342,7 @@ class Exchange:
         record = self.record
         record.outcome = Outcome.CUT_OFF if self.reply.begun else Outcome.FAILED
         record.reason = failure.reason
-        if failure.answer is not None and not self.reply.begun:
+        if isinstance(failure, WorkerRefusal) and not self.reply.begun:
             self._pass_whole(failure.answer)
         else:
             self.reply.fail(failure.reason)
