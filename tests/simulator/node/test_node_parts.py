@@ -1,6 +1,7 @@
 """Images, allotments, logs, launch plans, settings: the smaller pure parts."""
 
 import os
+import sys
 from ipaddress import IPv4Network
 from pathlib import Path
 
@@ -207,6 +208,9 @@ class TestLaunchPlan:
         top = "/" + folders[0].split("/")[1]
         assert Mount(folders[0], folders[0]) in uncovered(folders, [Mount("/v", top)])
         assert uncovered(folders, [Mount("/v", top, read_only=True), Mount("/v", "/nowhere")]) == ()
+
+    def test_a_daemon_that_searches_the_root_still_finds_its_folders(self):
+        assert interpreter_folders(["/", *sys.path]) == interpreter_folders(sys.path)
 
     def test_images_bring_nothing_of_the_agent_s_environment(self, monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setenv("KUBECONFIG", "/secret")

@@ -111,12 +111,14 @@ def plan_launch(  # noqa: PLR0913 - one argument a source of the request
     )
 
 
-def interpreter_folders() -> tuple[str, ...]:
-    """Folders that an image would bring along: the interpreter, its packages, and the checkout."""
-    found = {
-        os.path.realpath(path) for path in (sys.prefix, sys.base_prefix, *sys.path) if path and Path(path).is_dir()
-    }
+def interpreter_folders(search: Sequence[str] = sys.path) -> tuple[str, ...]:
+    """Folders that an image would bring along: the interpreter, its packages, and the checkout.
+
+    The root is none of them, although `python -m` searches the working directory, which is the root for a daemon.
+    """
+    found = {os.path.realpath(path) for path in (sys.prefix, sys.base_prefix, *search) if path and Path(path).is_dir()}
     found |= {str(Path(path).absolute()) for path in (sys.prefix, Path(sys.executable).parent)}
+    found.discard("/")
     return tuple(sorted(path for path in found if not any(str(other) in found for other in Path(path).parents)))
 
 
