@@ -12,7 +12,6 @@ from forebay_api.objective import Objective
 from forebay_simulator.engine.request import Request
 from forebay_simulator.fleet.agenda import Agenda
 from forebay_simulator.fleet.jobs import PromptBlocks
-from forebay_simulator.fleet.routing import POLICIES
 from forebay_simulator.fleet.simulation import Setting, simulate
 from forebay_simulator.fleet.spec import EngineSpec, FleetSpec, PoolSpec
 from forebay_simulator.fleet.strides import StridingScheduler
@@ -95,8 +94,7 @@ def pools(block: int) -> tuple[PoolSpec, ...]:
 def test_a_split_fleet_is_the_same_with_and_without_strides():
     fleet = FleetSpec(pools=pools(64), objective=Objective(1, 0.025, 0.95))
     runs = [
-        simulate(Setting(fleet=fleet, trace=burst(120, 0.011), routing=POLICIES["forebay"], seed=3, strides=strides))
-        for strides in (True, False)
+        simulate(Setting(fleet=fleet, trace=burst(120, 0.011), seed=3, strides=strides)) for strides in (True, False)
     ]
     seen = [[(job.first_token_s, job.ended_s, job.worker, job.cached_tokens) for job in run.jobs] for run in runs]
     assert seen[0] == seen[1]

@@ -41,6 +41,8 @@ class Agenda:
         while events and events[0][0] <= until_s:
             self.now_s, _, _, call = heapq.heappop(events)
             call()
+        if until_s != float("inf"):
+            self.now_s = max(self.now_s, until_s)
 
     @property
     def empty(self) -> bool:

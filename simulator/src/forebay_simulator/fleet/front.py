@@ -13,16 +13,15 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
-from random import Random
 
 from forebay_api.objective import Outcome, Verdict
-from forebay_router.choose import Choice, Demand
+from forebay_router.choose import Demand
 from forebay_simulator.engine.request import Request
 from forebay_simulator.fleet.agenda import Agenda, Rank
 from forebay_simulator.fleet.counts import RouterCounts
 from forebay_simulator.fleet.jobs import Job
 from forebay_simulator.fleet.members import Member, Members, State
-from forebay_simulator.fleet.routing import Routing
+from forebay_simulator.fleet.routing import Placement, Routing
 from forebay_simulator.fleet.spec import FleetSpec
 from forebay_simulator.fleet.workers import Hooks
 
@@ -46,8 +45,7 @@ class Front:
 
     spec: FleetSpec
     agenda: Agenda
-    routing: Routing
-    chance: Random
+    routing: Routing = field(init=False)
     members: Members = field(init=False)
     counts: RouterCounts = field(default_factory=RouterCounts)
     pool_in_flight: dict[str, int] = field(default_factory=dict)
@@ -60,9 +58,9 @@ class Front:
         """What engines tell this router."""
         return Hooks(self._first_token, self._finished, self._fetch)
 
-    def attach(self, members: Members) -> None:
-        """Learn of the workers."""
-        self.members = members
+    def attach(self, members: Members, routing: Routing) -> None:
+        """Learn of the workers and how to choose among them."""
+        self.members, self.routing = members, routing
         members.changed = self._serve_held
         members.lost = self._lost
         self.pool_in_flight = dict.fromkeys(members.pools, 0)
@@ -112,25 +110,24 @@ class Front:
             splittable=bool(snapshot.prefill),
             excluded=job.tried,
         )
-        if snapshot.empty:
+        if not snapshot.mixed and not snapshot.decode:
             return False
-        choice = self.routing.choose(job, demand, snapshot, self.agenda.now_s)
-        if choice is None:
+        placement = self.routing.choose(job, demand, snapshot, self.agenda.now_s)
+        if placement is None:
             return False
-        self.routing.sent(job, choice)
-        self._send(job, choice)
+        self._send(job, placement)
         return True
 
-    def _send(self, job: Job, choice: Choice) -> None:
+    def _send(self, job: Job, placement: Placement) -> None:
         one, number = job.arrival, str(job.number)
-        worker = self.members.by_uid[choice.worker.uid]
+        worker = self.members.by_uid[placement.worker.uid]
         job.worker, job.prefill_worker = worker.uid, ""
-        if choice.prefill is None:
+        if placement.prefill is None:
             job.answer = Request(number, one.prompt_tokens, one.output_tokens, job.blocks, self.agenda.now_s)
             self._lease(job, worker, number, one.prompt_tokens, self.spec.expected_output_tokens)
             worker.engine.add(job.answer)
             return
-        prefill = self.members.by_uid[choice.prefill.uid]
+        prefill = self.members.by_uid[placement.prefill.uid]
         job.prefill_worker = prefill.uid
         self._lease(job, prefill, number + PREFILL_LEG, one.prompt_tokens, 1)
         self._lease(job, worker, number, 0, self.spec.expected_output_tokens)

@@ -16,9 +16,11 @@ class PromptBlocks:
     several is enough. Blocks that reach into the answer, and prompts without ids, are the request's own.
     """
 
-    __slots__ = ("_ids", "_merged", "_own", "_parts", "_shared")
+    __slots__ = ("_ids", "_merged", "_own", "_parts", "_shared", "trace_block")
 
     def __init__(self, arrival: Arrival, number: int, *, trace_block: int, engine_block: int) -> None:
+        self.trace_block = trace_block
+        """Tokens of a trace's block; 0 without ids."""
         self._ids = arrival.block_ids
         self._own = -1 - (number << 24)
         self._parts, self._merged = _ratio(trace_block, engine_block)

@@ -79,8 +79,6 @@ class Members:
         """Told of a worker that died and the ids of the requests in it."""
         self.gpus_out = 0
         """Accelerators that do not work at present."""
-        self.slow: dict[str, float] = {}
-        """Factor by which a worker's steps take longer, by uid; read when it is made."""
         self._agenda = agenda
         self._hooks = hooks
         self._chance = chance
@@ -108,6 +106,13 @@ class Members:
         self._regroup()
         self.lost(member, lost)
         self._resize(pool, pool.wanted)
+
+    def slow_down(self, uid: str, factor: float) -> None:
+        """A worker's further steps take `factor` times as long as they should; 1 ends that."""
+        member = self.by_uid.get(uid)
+        if member is not None and member.state is not State.GONE:
+            timer = member.pool.engine.served().timer
+            member.engine.change_timer(timer if factor == 1 else SlowTimer(timer, factor))
 
     def set_gpus_out(self, gpus: int) -> None:
         """So many accelerators cannot be used by new workers."""
@@ -159,9 +164,10 @@ class Members:
         uid = f"{pool.spec.name}-{pool.number_of_next}"
         pool.number_of_next += 1
         served = pool.spec.engine.served()
-        timer = SlowTimer(served.timer, self.slow[uid]) if uid in self.slow else served.timer
-        engine = Engine(StridingScheduler(served.scheduler, timer), self._agenda, self._hooks, strides=self._strides)
-        candidate = Candidate(uid=uid, role=pool.spec.role, pool=pool.spec.name, rates=pool.spec.engine.rates())
+        scheduler = StridingScheduler(served.scheduler, served.timer)
+        engine = Engine(scheduler, self._agenda, self._hooks, strides=self._strides)
+        rates = pool.spec.engine.rates() if self.spec.rates_known else None
+        candidate = Candidate(uid=uid, role=pool.spec.role, pool=pool.spec.name, rates=rates)
         member = Member(uid, pool.spec, engine, candidate)
         pool.members.append(member)
         self.by_uid[uid] = member

@@ -8,22 +8,34 @@ requests, which is what their documentation advises.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from random import Random
 from typing import Protocol
 
-from forebay_router.choose import Candidate, Choice, Demand, Reason, Snapshot, choose
+from forebay_router.choose import Candidate, Demand, Snapshot, choose
 from forebay_simulator.fleet.jobs import Job
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where a request goes."""
+
+    worker: Candidate
+    """Answers."""
+    prefill: Candidate | None = None
+    """Computes the prompt, when that is another worker."""
+
+    @property
+    def computes(self) -> Candidate:
+        """The worker that computes the prompt."""
+        return self.prefill or self.worker
 
 
 class Routing(Protocol):
     """A routing policy with whatever it remembers."""
 
-    def choose(self, job: Job, demand: Demand, snapshot: Snapshot, now_s: float) -> Choice | None:
-        """The worker, or pair, for a request; None when none can take it."""
-        ...
-
-    def sent(self, job: Job, choice: Choice) -> None:
-        """The choice was carried out."""
+    def choose(self, job: Job, demand: Demand, snapshot: Snapshot, now_s: float) -> Placement | None:
+        """The worker, or pair, for a request; None when none can take it. Carried out if it is not None."""
         ...
 
     def ended(self, job: Job) -> None:
@@ -35,56 +47,56 @@ class Routing(Protocol):
         ...
 
 
-class Forgetful:
-    """The parts of a policy that remembers nothing."""
-
-    def sent(self, job: Job, choice: Choice) -> None:
-        """Nothing to remember."""
-
-    def ended(self, job: Job) -> None:
-        """Nothing to learn."""
-
-    def gone(self, uid: str) -> None:
-        """Nothing to forget."""
-
-
-class Forebay(Forgetful):
+class Forebay:
     """The router's own choice."""
 
     def __init__(self, chance: Random) -> None:
         self._chance = chance
 
-    def choose(self, job: Job, demand: Demand, snapshot: Snapshot, now_s: float) -> Choice | None:  # noqa: ARG002
+    def choose(self, job: Job, demand: Demand, snapshot: Snapshot, now_s: float) -> Placement | None:  # noqa: ARG002
         """As the router does."""
-        return choose(demand, snapshot, self._chance, now_s)
+        choice = choose(demand, snapshot, self._chance, now_s)
+        return None if choice is None else Placement(choice.worker, choice.prefill)
+
+    def ended(self, job: Job) -> None:
+        """Learns nothing from it."""
+
+    def gone(self, uid: str) -> None:
+        """Remembers nothing of it."""
 
 
 Pick = Callable[[Job, Sequence[Candidate]], Candidate]
-"""One of some workers."""
+"""One of some workers, of which there is at least one."""
+Forget = Callable[[str], None]
+"""A worker is no more."""
 
 
-class ByRule(Forgetful):
+class ByRule:
     """A rule for the worker that computes the prompt; the decode worker of a pair has the least requests."""
 
-    def __init__(self, pick: Pick, chance: Random) -> None:
+    def __init__(self, pick: Pick, chance: Random, forget: Forget | None = None) -> None:
         self._pick = pick
         self._chance = chance
+        self._forget = forget
 
-    def choose(self, job: Job, demand: Demand, snapshot: Snapshot, now_s: float) -> Choice | None:  # noqa: ARG002
+    def choose(self, job: Job, demand: Demand, snapshot: Snapshot, now_s: float) -> Placement | None:  # noqa: ARG002
         """Apply the rule to the workers that did not fail on the request."""
         if demand.splittable and snapshot.decode:
             prefill = [one for one in snapshot.prefill if one.uid not in demand.excluded]
             decode = [one for one in snapshot.decode if one.uid not in demand.excluded]
             if not prefill or not decode:
                 return None
-            first = self._pick(job, prefill)
-            second = least_requests(decode, self._chance)
-            return Choice(second, first, Reason.PAIR, second.load.requests, ())
+            return Placement(least_requests(decode, self._chance), self._pick(job, prefill))
         alone = [one for one in snapshot.mixed + snapshot.decode if one.uid not in demand.excluded]
-        if not alone:
-            return None
-        chosen = self._pick(job, alone)
-        return Choice(chosen, None, Reason.LEAST_WORK, chosen.load.requests, ())
+        return Placement(self._pick(job, alone)) if alone else None
+
+    def ended(self, job: Job) -> None:
+        """Learns nothing from it."""
+
+    def gone(self, uid: str) -> None:
+        """Forget the worker."""
+        if self._forget is not None:
+            self._forget(uid)
 
 
 def least_requests(candidates: Sequence[Candidate], chance: Random) -> Candidate:
@@ -113,12 +125,3 @@ def round_robin(chance: Random) -> Routing:
 def least_load(chance: Random) -> Routing:
     """The fewest requests in flight."""
     return ByRule(lambda _job, candidates: least_requests(candidates, chance), chance)
-
-
-POLICIES: dict[str, Callable[[Random], Routing]] = {
-    "random": at_random,
-    "round-robin": round_robin,
-    "least-load": least_load,
-    "forebay": Forebay,
-}
-"""Routing policies by name."""

@@ -13,7 +13,15 @@ from forebay_capacity.dtypes import kv_dtype
 from forebay_capacity.worker import Parallelism, Worker
 from forebay_router.choose import Rates
 from forebay_simulator.engine.model import ServedModel, load_model, read_shape
+from forebay_simulator.engine.scheduling import StepTimer
 from forebay_simulator.engine.settings import EngineSettings, SimulationSettings
+from forebay_simulator.fleet.timers import (
+    MOCKER_BATCHED_TOKENS,
+    MOCKER_BLOCK_TOKENS,
+    MOCKER_BLOCKS,
+    MOCKER_SEQUENCES,
+    MockerTimer,
+)
 
 USUAL_PROMPT_TOKENS = 2048
 USUAL_BATCH = 32
@@ -37,6 +45,10 @@ class EngineSpec:
     max_model_len: int | None = None
     blocks: int | None = None
     """Usable KV blocks instead of what the memory gives."""
+    timer: StepTimer | None = None
+    """Other step times than the capacity model's."""
+    free_transfers: bool = False
+    """KV moves between workers in no time."""
 
     @property
     def settings(self) -> EngineSettings:
@@ -89,7 +101,24 @@ class EngineSpec:
 
 @lru_cache(maxsize=64)
 def _served(spec: EngineSpec) -> ServedModel:
-    return load_model(spec.settings)
+    served = load_model(spec.settings)
+    if spec.timer is not None:
+        served = replace(served, timer=spec.timer)
+    if spec.free_transfers:
+        served = replace(served, transfer_latency_s=0.0, transfer_bytes_per_s=float("inf"))
+    return served
+
+
+def mocker_engine() -> EngineSpec:
+    """The engine of Dynamo's simulator as fitted in timers.py: for runs beside it, not for sizing."""
+    return EngineSpec(
+        block_tokens=MOCKER_BLOCK_TOKENS,
+        blocks=MOCKER_BLOCKS,
+        max_sequences=MOCKER_SEQUENCES,
+        max_batched_tokens=MOCKER_BATCHED_TOKENS,
+        timer=MockerTimer(),
+        free_transfers=True,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,6 +158,8 @@ class FleetSpec:
     attempts_max: int = 3
     drain_max_s: float = 600.0
     """Requests of a leaving worker that take longer are cut off."""
+    rates_known: bool = True
+    """The router knows the rates of its workers from the capacity model."""
     expected_output_tokens: int = 256
     """The router's guess of an answer's length."""
 

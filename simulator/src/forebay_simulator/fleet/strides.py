@@ -38,8 +38,12 @@ class StridingScheduler(Scheduler):
     def __init__(self, config: SchedulerConfig, timer: StepTimer) -> None:
         assert not config.records_events, "the journal of cache events is kept step by step"  # noqa: S101  (a fault of ours, on in production)
         super().__init__(config, timer)
-        # Affine in the context, so that an array of contexts gives an array of the same sums.
-        self._vector_timer = isinstance(timer, CapacityTimer) and not timer.window_tokens
+        self._vector_timer = _takes_arrays(timer)
+
+    def change_timer(self, timer: StepTimer) -> None:
+        """Time further steps otherwise."""
+        self._timer = timer
+        self._vector_timer = _takes_arrays(timer)
 
     def stride(self, now_s: float) -> list[float]:
         """End times of the next equal steps from `now_s` on; empty where the next step has to be scheduled.
@@ -125,6 +129,11 @@ class StridingScheduler(Scheduler):
             )
             ends.append(ends[-1] + duration_s)
         return ends[1:]
+
+
+def _takes_arrays(timer: StepTimer) -> bool:
+    """Affine in the context, so that an array of contexts gives an array of the same sums."""
+    return isinstance(timer, CapacityTimer) and not timer.window_tokens
 
 
 def _target(request: Request) -> int:

@@ -56,6 +56,8 @@ class Engine:
         self.scheduler = scheduler
         self.steps = 0
         """Engine steps taken."""
+        self.output_tokens = 0
+        """Tokens produced."""
         self.computed_prompt_tokens = 0
         """Prompt tokens of admitted requests that were not found in the cache."""
         self.busy_s = 0.0
@@ -117,6 +119,12 @@ class Engine:
         self._shut_out = False
         self._wake()
 
+    def change_timer(self, timer: StepTimer) -> None:
+        """Steps that begin from now on take other times."""
+        if self._ends:
+            self._settle()
+        self.scheduler.change_timer(timer)
+
     def stop(self) -> list[Request]:
         """Die. Returns the requests that were in it, waiting, fetching or running."""
         self.stopped = True
@@ -149,6 +157,7 @@ class Engine:
         steps, ends = bisect_left(self._ends, self._agenda.now_s), self._ends
         self._ends = []
         self.steps += steps
+        self.output_tokens += steps * self.running
         self.scheduler.take_stride(steps, self._agenda.now_s)  # nobody ends before the stride does
         self._step = self.scheduler.equal_step()
         self._await(ends[steps])
@@ -185,6 +194,7 @@ class Engine:
         self._ending = True
         if self._ends:
             self.steps += len(self._ends)
+            self.output_tokens += len(self._ends) * self.running
             finished = self.scheduler.take_stride(len(self._ends), now_s)
             self._ends = []
         else:
@@ -205,6 +215,7 @@ class Engine:
         self.steps += 1
         finished = []
         for request in self.scheduler.complete(step, now_s):
+            self.output_tokens += 1
             if request.output_tokens == 1:
                 self.computed_prompt_tokens += request.prompt_tokens - request.cached_tokens - request.fetched_tokens
                 self._hooks.first_token(request, now_s)
