@@ -71,7 +71,7 @@ def approximate(chance: Random, *, tree_blocks_max: int = TREE_BLOCKS_MAX) -> Ro
     trees: dict[str, OrderedDict[int, None]] = {}
 
     def pick(job: Job, candidates: Sequence[Candidate]) -> Candidate:
-        ids = job.arrival.block_ids
+        ids = job.arrival.block_ids or (-1 - job.number,)  # without ids every prompt is unlike all others
         loads = [one.load.requests for one in candidates]
         if max(loads) - min(loads) > IMBALANCE_MIN and max(loads) > IMBALANCE_RATIO * min(loads):
             chosen = least_requests(candidates, chance)

@@ -13,11 +13,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from forebay_api.modelservice import Role
-from forebay_autoscaler.model import utilisation_in_time
-from forebay_autoscaler.seed import Mix, expect
-from forebay_capacity.performance import MAX_SEQUENCES
 from forebay_simulator.fleet.metrics import Watch
+from forebay_simulator.fleet.sizing import expectation, mean_request
 from forebay_simulator.fleet.spec import FleetSpec, PoolSpec
 from forebay_simulator.fleet.traces.trace import Arrival, Trace
 
@@ -66,22 +63,10 @@ class Clairvoyant:
     def _need(self, pool: PoolSpec, arrivals: Sequence[Arrival], seconds: float) -> int:
         if not arrivals:
             return pool.replicas_min
-        rate = len(arrivals) / seconds
-        prompt = sum(one.prompt_tokens for one in arrivals) / len(arrivals)
-        output = sum(one.output_tokens for one in arrivals) / len(arrivals)
-        mix = Mix(_rounded(prompt), _rounded(prompt * self.hit_share), max(1, _rounded(output)))
-        objective = self.fleet.objective
-        limit_of_engine = float(pool.engine.max_sequences or MAX_SEQUENCES)
-        seed = expect(pool.engine.worker(), pool.role, mix, objective, limit_of_engine)
-        if seed is None:
+        one = expectation(pool, mean_request(arrivals, self.hit_share), self.fleet.objective)
+        if one is None:
             return pool.replicas_max
-        limit = utilisation_in_time(seed.work_s, objective) if pool.role is Role.PREFILL else seed.limit or 1.0
-        return max(pool.replicas_min, math.ceil(self.margin * rate * seed.work_s / limit))
-
-
-def _rounded(tokens: float) -> int:
-    """Two significant digits: as fine as an expectation is, and few distinct ones."""
-    return round(float(f"{tokens:.1e}"))
+        return max(pool.replicas_min, math.ceil(self.margin * len(arrivals) / seconds / one.good_rate_per_s))
 
 
 def cheapest(attainment_of: Callable[[float], float | None], target: float) -> float:

@@ -39,6 +39,7 @@ class Scores:
     goodput_per_s: float
     gpu_hours: float
     good_per_gpu_hour: float
+    ttft_mean_s: float | None
     ttft_p50_s: float | None
     ttft_p90_s: float | None
     ttft_p99_s: float | None
@@ -78,6 +79,7 @@ def scores_of(run: Run) -> Scores:
         goodput_per_s=good / run.duration_s,
         gpu_hours=gpu_hours,
         good_per_gpu_hour=good / gpu_hours if gpu_hours else 0.0,
+        ttft_mean_s=statistics.fmean(ttft) if ttft else None,
         ttft_p50_s=_percentile(ttft, 50),
         ttft_p90_s=_percentile(ttft, 90),
         ttft_p99_s=_percentile(ttft, 99),

@@ -11,17 +11,17 @@ from dataclasses import dataclass, field
 from random import Random
 
 from forebay_simulator.fleet.agenda import Agenda, Rank
+from forebay_simulator.fleet.autoscaling import AutoscalerSpec
 from forebay_simulator.fleet.faults import Fault
 from forebay_simulator.fleet.front import Front
 from forebay_simulator.fleet.jobs import Job, jobs_of
 from forebay_simulator.fleet.members import Members
 from forebay_simulator.fleet.metrics import Scraping, Watch
-from forebay_simulator.fleet.policies import ROUTING
-from forebay_simulator.fleet.scaling import Scaling, Static, bounded
+from forebay_simulator.fleet.policies import ROUTING, SCALING, MakeScaling
+from forebay_simulator.fleet.scaling import Scaling, bounded
 from forebay_simulator.fleet.spec import FleetSpec
 from forebay_simulator.fleet.traces.trace import Trace
 
-MakeScaling = Callable[[FleetSpec], Scaling]
 OVERTIME_S = 10.0
 """How often it is asked whether the last request has ended, once the trace is over."""
 OVERTIME_MAX_S = 36_000.0
@@ -37,8 +37,10 @@ class Setting:
     routing: str = "forebay"
     """Name of a policy."""
     seed: int = 0
-    scaling: MakeScaling = field(default=lambda _fleet: Static())
-    """Makes the scaling policy of a run."""
+    scaling: str | MakeScaling = "static"
+    """Name of a policy, or what makes one."""
+    autoscaler: AutoscalerSpec = field(default_factory=AutoscalerSpec)
+    """Settings of Forebay's own."""
     scraping: Scraping = field(default_factory=Scraping)
     faults: tuple[Fault, ...] = ()
     strides: bool = True
@@ -70,6 +72,8 @@ class Run:
             self.front.hooks,
             _generator(setting.seed, "workers"),
             strides=setting.strides,
+            # Where no prompt can be found again, looking for it changes nothing but the time a run takes.
+            caching=setting.trace.block_tokens > 0,
         )
         self.front.attach(
             self.members, ROUTING[setting.routing](_generator(setting.seed, "routing"), self.members.by_uid)
@@ -77,7 +81,8 @@ class Run:
         self.watch = Watch(
             setting.scraping, self.agenda, self.front, self.members, _generator(setting.seed, "prometheus")
         )
-        self.scaling = setting.scaling(setting.fleet)
+        make = SCALING[setting.scaling] if isinstance(setting.scaling, str) else setting.scaling
+        self.scaling = make(setting.fleet, setting.trace, setting.autoscaler)
         for fault in setting.faults:
             fault.plan(self.agenda, self.members)
         self.jobs = jobs_of(setting.trace, engine_block=setting.fleet.block_tokens)

@@ -77,6 +77,26 @@ def fixed(prompt_tokens: int, output_tokens: int) -> LengthsOf:
     return lambda _chance, _at_s: (prompt_tokens, output_tokens)
 
 
+def lognormal(median: float, mean: float, most: int) -> Callable[[random.Random], int]:
+    """One length with this median and mean, at least 1 and at most `most`."""
+    spread = math.sqrt(2 * math.log(mean / median))
+    return lambda chance: max(1, min(most, round(chance.lognormvariate(math.log(median), spread))))
+
+
+def code(chance: random.Random, _at_s: float) -> tuple[int, int]:
+    """Lengths as in the Azure 2023 code trace: lognormal with its medians and means."""
+    return _CODE_PROMPT(chance), _CODE_OUTPUT(chance)
+
+
+def chat(chance: random.Random, _at_s: float) -> tuple[int, int]:
+    """Lengths as in the Azure 2023 conversation trace: lognormal with its medians and means."""
+    return _CHAT_PROMPT(chance), _CHAT_OUTPUT(chance)
+
+
+_CODE_PROMPT, _CODE_OUTPUT = lognormal(1469, 2048, 7437), lognormal(13, 28, 1899)
+_CHAT_PROMPT, _CHAT_OUTPUT = lognormal(1020, 1155, 14050), lognormal(129, 211, 1000)
+
+
 def drawn_from(pairs: Sequence[tuple[int, int]]) -> LengthsOf:
     """Prompt and output of one recorded request."""
     return lambda chance, _at_s: chance.choice(pairs)
