@@ -85,7 +85,7 @@ def rejected(*options: tuple[int, Constraint, str], to: int) -> Proposal:
         (
             Action.GROW,
             rejected((9, Constraint.MAXIMUM, "replicas.max is 5"), to=5),
-            f"3 → 5: {FACTS}; 5 needed, but replicas.max is 5",
+            f"3 → 5: {FACTS}; 9 needed, but replicas.max is 5",
         ),
         (
             Action.WAIT,
@@ -106,7 +106,7 @@ def rejected(*options: tuple[int, Constraint, str], to: int) -> Proposal:
     ],
 )
 def test_a_reason_tells_number_demand_capacity_and_obstacle(action, proposal, text):
-    assert explain(action, current=3, proposal=proposal, demand=BUSY, capacity=MEASURED, need=NEED) == text
+    assert explain(action, current=3, proposal=proposal, demand=BUSY, capacity=MEASURED) == text
 
 
 def test_a_reason_says_what_is_expected_and_what_is_not_known():
@@ -114,12 +114,11 @@ def test_a_reason_says_what_is_expected_and_what_is_not_known():
     nothing = Capacity(work_s=None, limit=8, measured=False)
     calm = Demand(rate_per_s=3, backlog=0, running=1)
     told = [
-        explain(Action.KEEP, current=1, proposal=Proposal(1), demand=calm, capacity=one, need=NEED)
-        for one in (expected, nothing)
+        explain(Action.KEEP, current=1, proposal=Proposal(1), demand=calm, capacity=one) for one in (expected, nothing)
     ]
     assert told[0] == "1 kept: 3 req/s asked, one worker should do 8.9 good/s"
     assert told[1] == "1 kept: 3 req/s asked, one worker's rate not measured yet"
-    assert explain(Action.KEEP, current=1, proposal=Proposal(1), demand=None, capacity=nothing, need=None).endswith(
+    assert explain(Action.KEEP, current=1, proposal=Proposal(1), demand=None, capacity=nothing).endswith(
         "demand unknown"
     )
 

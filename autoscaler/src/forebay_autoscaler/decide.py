@@ -223,7 +223,8 @@ def _size(
         shortfalls=memory.shortfalls,
         now_s=now_s,
     )
-    wanted = view.counts.wanted if need is None else need.with_backlog
+    # Fewer than the pool's least number is no option, so it is none that could be rejected.
+    wanted = view.counts.wanted if need is None else max(need.with_backlog, view.pool.replicas_min)
     return Sized(replace(view, memory=memory), demand, situation, Proposal(wanted))
 
 
@@ -304,12 +305,7 @@ def _conclude(policy: ServicePolicy, one: Sized, proposal: Proposal) -> tuple[Po
     reason = memory.reason
     if news or not reason:
         reason = explain(
-            action,
-            current=view.counts.wanted,
-            proposal=proposal,
-            demand=one.demand,
-            capacity=view.capacity,
-            need=one.situation.need,
+            action, current=view.counts.wanted, proposal=proposal, demand=one.demand, capacity=view.capacity
         )
     decision = PoolDecision(
         name=view.pool.name,

@@ -25,7 +25,12 @@ SAMPLE: Final = LOCAL / "demo.yaml"
 REAL_SAMPLE: Final = LOCAL / "demo-real-engine.yaml"
 REAL_IMAGES: Final = LOCAL / "images-real-engine.yaml"
 WRITTEN: Final = ROOT / "build" / "demo"
-STEPS: Final = (Stage(rate_rps=3, duration_s=12), Stage(rate_rps=16, duration_s=36), Stage(rate_rps=2, duration_s=30))
+STEPS: Final = (
+    Stage(rate_rps=3, duration_s=10),
+    Stage(rate_rps=9, duration_s=16),
+    Stage(rate_rps=16, duration_s=24),
+    Stage(rate_rps=2, duration_s=28),
+)
 TRICKLE: Final = (Stage(rate_rps=1.5, duration_s=20),)
 
 

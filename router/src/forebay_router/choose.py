@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from random import Random
+from typing import NamedTuple
 
 from forebay_api.modelservice import Role
 
@@ -90,8 +91,7 @@ class Snapshot:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Demand:
+class Demand(NamedTuple):
     """What is known of a request when it is placed."""
 
     prompt_tokens: int = 0
@@ -113,8 +113,7 @@ class Reason(StrEnum):
     NO_PREFILL = "decode alone: no prefill worker of its revision"
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
+class Choice(NamedTuple):
     """Where a request goes, and why."""
 
     worker: Candidate

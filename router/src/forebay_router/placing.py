@@ -93,14 +93,11 @@ class Placing:
 
     async def find_service(self, model: str | None, headers: Mapping[bytes, bytes]) -> Service:
         """The service that a request is for; raises RequestRefused. Waits while not all workers are known yet."""
-        service = self._service(model, headers)
-        if service is not None:
-            return service
+        service = None
         try:
             async with asyncio.timeout(self.hold_s):
-                while service is None and not self.table.complete:
+                while (service := self.known_service(model, headers)) is None and not self.table.complete:
                     await self._table_change()
-                    service = self._service(model, headers)
         except TimeoutError as error:
             raise errors.no_worker(model or "", retry_after_s=max(1, round(self.hold_s / 2))) from error
         if service is not None:
@@ -119,7 +116,8 @@ class Placing:
         finally:
             self._unknown.discard(future)
 
-    def _service(self, model: str | None, headers: Mapping[bytes, bytes]) -> Service | None:
+    def known_service(self, model: str | None, headers: Mapping[bytes, bytes]) -> Service | None:
+        """The service that a request is for, if it is known now."""
         table = self.table
         named = headers.get(SERVICE_HEADER)
         if named is not None:
@@ -132,13 +130,15 @@ class Placing:
 
     # -- places -------------------------------------------------------------------------------------------------------
 
+    def place_now(self, service: Service, parsed: ParsedRequest, tried: frozenset[str]) -> Place | None:
+        """Leases for one attempt, if there is a worker for it and nobody waits for one."""
+        if self.pending.queues and self.pending.waiting(service.spec.key):
+            return None
+        return self._take(service, self._demand(service, parsed, tried))
+
     async def place(self, service: Service, parsed: ParsedRequest, tried: frozenset[str]) -> Place:
         """Leases for one attempt; raises RequestRefused when there is no worker within the hold time."""
         demand = self._demand(service, parsed, tried)
-        if not self.pending.waiting(service.spec.key):
-            place = self._take(service, demand)
-            if place is not None:
-                return place
         return await self.pending.wait(
             service,
             lambda: self._take(service, demand),
@@ -168,14 +168,15 @@ class Placing:
         if choice is None:
             return None
         if choice.prefill is None:
-            lease = self._lease(choice.worker, prompt_tokens=demand.prompt_tokens, output_tokens=demand.output_tokens)
+            lease = self._lease(choice.worker, demand.prompt_tokens, demand.output_tokens)
             return Place(lease, None, choice)
-        prefill = self._lease(choice.prefill, prompt_tokens=demand.prompt_tokens, output_tokens=1)
-        return Place(self._lease(choice.worker, prompt_tokens=0, output_tokens=demand.output_tokens), prefill, choice)
+        prefill = self._lease(choice.prefill, demand.prompt_tokens, 1)
+        return Place(self._lease(choice.worker, 0, demand.output_tokens), prefill, choice)
 
-    def _lease(self, candidate: Candidate, *, prompt_tokens: int, output_tokens: int) -> Lease:
-        worker = self.table.workers[candidate.uid]
-        return self.table.take(worker, prompt_tokens=prompt_tokens, output_tokens=output_tokens)
+    def _lease(self, candidate: Candidate, prompt_tokens: int, output_tokens: int) -> Lease:
+        return self.table.take(
+            self.table.workers[candidate.uid], prompt_tokens=prompt_tokens, output_tokens=output_tokens
+        )
 
     def unreachable(self, worker: Worker) -> None:
         """A worker refused a connection: leave it alone for a while, longer each time."""

@@ -13,7 +13,7 @@ manager. Observers hear of every take and release: a broadcast to other router r
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from types import TracebackType
 from typing import Any, NewType, Self
@@ -69,6 +69,8 @@ class ServiceSpec:
     """Unix time; of two services with one model name the older wins."""
     pools: tuple[tuple[str, Role], ...] = ()
     """Pools that exist even while they have no worker."""
+    rates: tuple[tuple[str, Rates], ...] = ()
+    """How fast workers should be, by pool, where that is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +130,15 @@ class Service:
         for name, role in spec.pools:
             self.stats.pools.setdefault(name, PoolStats(role=role.value))
 
+    def take_over(self, spec: ServiceSpec, now_s: float) -> None:
+        """A changed spec."""
+        self.spec = spec
+        self.adopt_pools(spec)
+        rates = dict(spec.rates)
+        for worker in self.workers.values():
+            worker.candidate = replace(worker.candidate, rates=rates.get(worker.spec.pool))
+        self.regroup(now_s)
+
     def regroup(self, now_s: float) -> None:
         """Make the snapshot anew."""
         self.snapshot = Snapshot.of(
@@ -157,7 +168,7 @@ class Lease:
     def prefilled(self) -> None:
         """The first token came: its prompt is no longer work to do."""
         if self.prompt_tokens:
-            self.worker.load.prompt_tokens -= self.prompt_tokens
+            self.worker.candidate.load.prompt_tokens -= self.prompt_tokens
             self.prompt_tokens = 0
 
     def release(self) -> None:
@@ -184,8 +195,6 @@ class LeaseEvent(StrEnum):
 class WorkerTable:
     """Services, workers and leases; every change is one synchronous method."""
 
-    rates_of: Callable[[WorkerSpec], Rates | None] = lambda _spec: None
-    """Rates of a worker from the capacity model, or None while unknown."""
     worker_limit: int | None = None
     """Most requests in flight on one worker."""
     services: dict[ServiceKey, Service] = field(default_factory=dict)
@@ -203,7 +212,7 @@ class WorkerTable:
 
     # -- membership ---------------------------------------------------------------------------------------------------
 
-    def put_service(self, spec: ServiceSpec) -> None:
+    def put_service(self, spec: ServiceSpec, now_s: float = 0.0) -> None:
         """Add a service or take over its changed spec."""
         service = self.services.get(spec.key)
         if service is None:
@@ -211,8 +220,7 @@ class WorkerTable:
         elif service.spec == spec:
             return
         else:
-            service.spec = spec
-            service.adopt_pools(spec)
+            service.take_over(spec, now_s)
         self._index_models()
         self._changed(self.services[spec.key])
 
@@ -244,7 +252,9 @@ class WorkerTable:
 
     def _add_worker(self, service: Service, spec: WorkerSpec) -> None:
         pool_stats = service.stats.pools.setdefault(spec.pool, PoolStats(role=spec.role.value))
-        worker = Worker(spec, pool_stats=pool_stats, rates=self.rates_of(spec), limit=self.worker_limit)
+        worker = Worker(
+            spec, pool_stats=pool_stats, rates=dict(service.spec.rates).get(spec.pool), limit=self.worker_limit
+        )
         self.workers[spec.uid] = worker
         service.workers[spec.uid] = worker
 
@@ -331,7 +341,7 @@ class WorkerTable:
 
     def release(self, lease: Lease) -> None:
         """End a claim."""
-        assert lease.held, f"lease {lease.number} released twice"  # noqa: S101 - a programming error, on in production
+        assert lease.held, f"lease {lease.number} released twice"
         lease.held = False
         del self.leases[lease.number]
         worker = lease.worker

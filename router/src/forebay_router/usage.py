@@ -1,7 +1,7 @@
 """Token counts as engines tell them."""
 
-from dataclasses import dataclass
-from typing import Any
+import re
+from typing import Any, NamedTuple
 
 import orjson
 
@@ -9,8 +9,7 @@ WHOLE_PARSE_MAX_BYTES = 64 * 1024
 """Up to this size an answer is parsed whole; above it only its usage object, which stands near the end."""
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
+class Usage(NamedTuple):
     """Token counts of one answer."""
 
     prompt_tokens: int
@@ -71,8 +70,7 @@ def _balanced_object(body: bytes, start: int) -> bytes | None:
     return None
 
 
-@dataclass(frozen=True, slots=True)
-class Facts:
+class Facts(NamedTuple):
     """What accounting needs of a whole JSON answer."""
 
     usage: Usage | None
@@ -80,8 +78,19 @@ class Facts:
     """The engine stopped before the answer was complete."""
 
 
+_VLLM_USAGE = re.compile(
+    rb'"usage":\{"prompt_tokens":(\d{1,12}),"total_tokens":\d{1,12},"completion_tokens":(\d{1,12}),'
+    rb'"prompt_tokens_details":(?:null|\{"cached_tokens":(\d{1,12})[,}])'
+).search
+"""How vLLM writes it: found without parsing the answer. A quote within text is escaped, so text cannot look like this."""
+
+
 def read_facts(body: bytes) -> Facts:
     """Usage and the abort mark of a JSON answer that is complete."""
+    found = None if b'"abort"' in body else _VLLM_USAGE(body)
+    if found is not None:
+        prompt, output, cached = found.groups()
+        return Facts(Usage(int(prompt), int(output), None if cached is None else int(cached)), aborted=False)
     if len(body) > WHOLE_PARSE_MAX_BYTES:
         return Facts(_usage_near_end(body), _aborted_near_end(body))
     try:
