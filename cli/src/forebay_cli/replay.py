@@ -4,13 +4,12 @@ Thin: reads flags and files into scenarios, has them run, and prints a table or 
 arrivals, jitter, start-up times and ties.
 """
 
-import sys
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
-import orjson
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
@@ -131,7 +130,7 @@ def replay(  # noqa: PLR0913  # the command line: each option is a parameter
             read = _reader(trace, form)
             chosen = Scenario(
                 name=trace.name,
-                about=f"{trace.name} at {rate:g} times its rate",
+                about="as recorded" if rate == 1 else f"at {rate:g} times its rate",
                 fleet=replace(fleet, budget_gpus=budget),
                 trace=lambda seed: _prepare(read(seed), rate, tick, first, seed),
             )
@@ -143,9 +142,9 @@ def replay(  # noqa: PLR0913  # the command line: each option is a parameter
     found = document(lines, {"scenario": chosen.name, "about": chosen.about, "objective": _objective(chosen)})
     if write is not None:
         write.parent.mkdir(parents=True, exist_ok=True)
-        write.write_bytes(orjson.dumps(found, option=orjson.OPT_INDENT_2) + b"\n")
+        write.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
     if output == "json":
-        sys.stdout.write(orjson.dumps(found, option=orjson.OPT_INDENT_2).decode() + "\n")
+        print(json.dumps(found, indent=2))
     else:
         _print(chosen, lines)
 
@@ -230,11 +229,12 @@ def _print(scenario: Scenario, lines: list[Line]) -> None:
     console = Console()
     one = scenario.fleet.objective
     seeds = len(lines[0].runs) if lines else 0
-    console.print(f"[bold]{scenario.name}[/]: {scenario.about}", highlight=False)
+    console.print(f"[bold]{scenario.name}[/]: {scenario.about}", highlight=False, soft_wrap=True)
     console.print(
         f"{lines[0].runs[0].requests} requests; good: TTFT ≤ {one.ttft_s:g} s and TPOT ≤ {one.tpot_s * 1000:g} ms; "
         f"target {one.target:.0%}; {seeds} seed{'s' if seeds != 1 else ''}, ± is the 95 % interval of the mean",
         highlight=False,
+        soft_wrap=True,
     )
     headings, *rows = table(lines)
     shown = Table(box=None, pad_edge=False)
