@@ -69,7 +69,9 @@ TABLE = {
         "e", "q", Reason.PAIR,
     ),
     "every prefill worker failed: decode alone": (
-        Demand(splittable=True, excluded=frozenset({"p"})), [candidate("p", 0, P), candidate("d", 0, D)], "d", None, Reason.NO_PREFILL,
+        Demand(splittable=True, excluded=frozenset({"p"})),
+        [candidate("p", 0, P), candidate("d", 0, D)],
+        "d", None, Reason.NO_PREFILL,
     ),
     "all failed": (Demand(excluded=frozenset({"a"})), [candidate("a")], None, None, None),
 }  # fmt: skip

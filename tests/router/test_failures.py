@@ -120,7 +120,7 @@ async def test_attempts_are_bounded():
         await worker.stop()
 
 
-@pytest.mark.parametrize("ending", ["reset", "close", "polite"])
+@pytest.mark.parametrize("ending", ["reset", "close", "polite", "within an event"])
 async def test_stream_that_breaks_ends_with_an_error_event(ending):
     """C014, C016: one last well-formed error event, no bare [DONE]; the request is bad."""
 
@@ -134,7 +134,8 @@ async def test_stream_that_breaks_ends_with_an_error_event(ending):
         elif ending == "close":
             wire.close()
         else:
-            await wire.chunk(b'ces":[]}\n\n')
+            if ending == "polite":
+                await wire.chunk(b'ces":[]}\n\n')
             await wire.end_chunks()
 
     async with workers(script, hello) as [first, second], routed(first, second) as router:
@@ -185,6 +186,33 @@ async def test_aborted_stream_gets_an_error_event_before_its_end_marker():
         assert reply.events()[-1] == "[DONE]"
         await router.no_lease_is_left()
         assert (router.verdicts()["bad"], router.stats.failures["aborted"]) == (1, 1)
+
+
+async def test_aborted_stream_without_end_marker_gets_an_error_event():
+    async def script(_asked, wire):
+        await wire.events_head()
+        await wire.event(chat_chunk("par"))
+        await wire.event(chat_chunk("", finish="abort"))
+        await wire.end_chunks()
+
+    async with workers(script) as [worker], routed(worker) as router:
+        reply = await ask(router, chat(stream=True))
+        assert reply.error()["code"] == "aborted"
+        assert reply.body.count(b'"error"') == 1
+
+
+async def test_end_marker_without_its_blank_line_ends_the_stream():
+    async def script(_asked, wire):
+        await wire.events_head()
+        await wire.event(chat_chunk("x"))
+        await wire.chunk(b"data: [DONE]")
+        await wire.end_chunks()
+
+    async with workers(script) as [worker], routed(worker) as router:
+        reply = await ask(router, chat(stream=True))
+        assert reply.body.endswith(b"data: [DONE]")
+        assert reply.error() is None
+        assert router.verdicts()["good"] == 1
 
 
 async def test_aborted_plain_answer_counts_as_failed():
@@ -408,3 +436,45 @@ async def test_anthropic_paths_get_anthropic_errors():
         assert b"event: error\n" in reply.body
         refused = await ask(router, {"model": "unknown"}, "/v1/messages")
         assert refused.json["error"]["type"] == "not_found_error"
+
+
+async def test_worker_whose_probes_time_out_is_taken_out_and_keeps_its_load():
+    """C019, its last part: a stopped worker is taken out after a few probes; back, it is the same worker with its requests."""
+
+    async def drip(_asked, wire):
+        await wire.events_head()
+        while True:
+            await wire.event(chat_chunk("x"))
+            await asyncio.sleep(0.02)
+
+    async with workers(drip) as [worker], routed(worker) as router:
+        router.process.discovery.timeout_s = 0.1
+        client = await router.connect()
+        await client.send(request_bytes(chat(stream=True)))
+        await client.read_head()
+        (uid,) = router.table.workers
+        worker.hung = True
+        await until(lambda: not router.service.snapshot.mixed, "it is taken out")
+        assert router.table.workers[uid].load.requests == 1, "its stream goes on"
+        assert b"x" in await client.read_chunk()
+        worker.hung = False
+        await until(lambda: router.service.snapshot.mixed, "it is used again")
+        assert list(router.table.workers) == [uid]
+        client.leave()
+
+
+async def test_client_that_reads_nothing_is_given_up():
+    """A client that asked for a stream and then stalls holds its worker for no longer than it may take to send a request."""
+
+    async def flood(_asked, wire):
+        await wire.events_head()
+        while True:
+            await wire.event(chat_chunk("z" * 8192))
+
+    async with workers(flood) as [worker], routed(worker, flags=("--client-request", "500ms")) as router:
+        client = await router.connect()
+        client.writer.transport.pause_reading()
+        await client.send(request_bytes(chat(stream=True)))
+        await until(lambda: worker.asked and worker.asked[0].aborted, "the worker is told to stop")
+        assert router.verdicts()["abandoned"] == 1
+        client.leave()

@@ -38,6 +38,11 @@ class ParsedRequest:
     output_tokens: int
     """Estimate."""
 
+    def forget(self) -> None:
+        """The answer has begun, so there is no second attempt: a long prompt need not be kept for the rest of the stream."""
+        self.body = b""
+        self.fields = None
+
 
 def parse_request(endpoint: Endpoint, headers: Mapping[bytes, bytes], body: bytes) -> ParsedRequest:
     """Read a body; raises RequestRefused (400) when it cannot be understood."""

@@ -179,8 +179,11 @@ class Exchange:
         answer = self._new_answer(service, scanner, prompt_answer=parsed.stream)
         try:
             connection = await self._send(place.lease.worker, body, answer)
+            body = b""
             place.lease.prefilled()
             self._check_opening(answer, place.lease.worker)
+            if answer.scanner is None or answer.scanner.data_seen:
+                parsed.forget()
             await self._pass_on(answer, connection)
         finally:
             if scanner is not None:
@@ -281,13 +284,15 @@ class Exchange:
         """Read from the worker only as fast as the client takes it."""
 
         def pause() -> None:
-            answer.paused = True
-            connection.pause()
+            if not answer.complete:  # else the connection is another request's by now
+                answer.paused = True
+                connection.pause()
 
         def resume() -> None:
-            answer.paused = False
-            answer.last_byte_s = time.monotonic()
-            connection.resume()
+            if not answer.complete:
+                answer.paused = False
+                answer.last_byte_s = time.monotonic()
+                connection.resume()
 
         self.reply.client.watch_flow(pause, resume)
 
@@ -319,7 +324,7 @@ class Exchange:
                 failed = FailureReason.ABORTED
             elif not scanner.complete:
                 failed = FailureReason.CUT_OFF
-        if failed is FailureReason.CUT_OFF:
+        if failed is not None and scanner is not None and not scanner.complete and scanner.error is None:
             self.reply.write(self.reply.error_event(failed))
         self.reply.end()
         if failed is None:

@@ -42,7 +42,7 @@ class Reply:
         self.begun = True
         self.status = answer.status
         self.events = answer.passing is Passing.EVENTS
-        lines = returned_lines(answer.headers, answer.fields) + self.own_lines
+        lines = returned_lines(answer.headers, answer.fields, self.own_lines)
         if self.events:
             lines += b"x-accel-buffering: no\r\n"
             if b"cache-control" not in answer.fields:
@@ -69,7 +69,7 @@ class Reply:
         self.begun = self.content_begun = True
         self.status = answer.status
         self.client.whole(
-            self.received, answer.status, returned_lines(answer.headers, answer.fields) + self.own_lines, body
+            self.received, answer.status, returned_lines(answer.headers, answer.fields, self.own_lines), body
         )
 
     def error_event(self, reason: FailureReason) -> bytes:
