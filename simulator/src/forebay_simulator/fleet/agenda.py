@@ -31,7 +31,7 @@ class Agenda:
 
     def at(self, when_s: float, call: Callable[[], None], rank: Rank = Rank.ARRIVAL) -> None:
         """Call at a time, which must not have passed."""
-        assert when_s >= self.now_s, f"an event at {when_s} s is entered at {self.now_s} s"  # noqa: S101  (a fault of ours, on in production)
+        assert when_s >= self.now_s, f"an event at {when_s} s is entered at {self.now_s} s"
         self._entered += 1
         heapq.heappush(self._events, (when_s, rank, self._entered, call))
 

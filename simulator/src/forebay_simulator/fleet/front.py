@@ -202,7 +202,7 @@ class Front:
         leg = self._legs[request.request_id]
         source = self.members.by_uid[leg.job.prefill_worker]
         prefilled = leg.job.prefill
-        assert prefilled is not None, "only a request with a prefill leg is fetched"  # noqa: S101  (a fault of ours, on in production)
+        assert prefilled is not None, "only a request with a prefill leg is fetched"
         if source.state is State.GONE:
             self.agenda.at(now_s, lambda: leg.member.engine.fetch_failed(request), Rank.STEP)
             return

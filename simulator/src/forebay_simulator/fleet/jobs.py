@@ -88,7 +88,7 @@ class Job:
 
     def end(self, outcome: Outcome, now_s: float, objective: Objective) -> None:
         """Conclude; once."""
-        assert self.outcome is None, f"request {self.number} ends twice"  # noqa: S101  (a fault of ours, on in production)
+        assert self.outcome is None, f"request {self.number} ends twice"
         self.outcome, self.ended_s = outcome, now_s
         self.verdict = judge(outcome, self.ttft_s, self.tpot_s, objective)
 

@@ -36,7 +36,7 @@ class StridingScheduler(Scheduler):
     """A scheduler that can also say what the next steps will be, and take them at once."""
 
     def __init__(self, config: SchedulerConfig, timer: StepTimer) -> None:
-        assert not config.records_events, "the journal of cache events is kept step by step"  # noqa: S101  (a fault of ours, on in production)
+        assert not config.records_events, "the journal of cache events is kept step by step"
         super().__init__(config, timer)
         self._vector_timer = _takes_arrays(timer)
 

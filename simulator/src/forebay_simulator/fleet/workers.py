@@ -82,7 +82,7 @@ class Engine:
     @property
     def waiting(self) -> int:
         """Requests that wait for room."""
-        return len(self.scheduler.waiting)
+        return self.scheduler.queued
 
     # ---- what others do to it
 
@@ -130,7 +130,7 @@ class Engine:
         self.stopped = True
         self._version += 1
         scheduler = self.scheduler
-        lost = [*scheduler.running, *scheduler.fetching.values(), *scheduler.waiting]
+        lost = [*scheduler.running, *scheduler.fetching.values(), *scheduler.arrived, *scheduler.waiting]
         for request in lost:
             scheduler.finish(request, FinishReason.ABORT, self._agenda.now_s)
         return lost
@@ -171,14 +171,14 @@ class Engine:
         """Start a stride where possible, else a step."""
         scheduler = self.scheduler
         self._began_s = now_s
-        if self._strides and (self._shut_out or not scheduler.waiting) and scheduler.running:
+        if self._strides and (self._shut_out or not scheduler.queued) and scheduler.running:
             self._ends = scheduler.stride(now_s)
             if self._ends:
                 self._await(self._ends[-1])
                 return
         step = scheduler.schedule(now_s)
         self._shut_out = (
-            bool(scheduler.waiting) and step.tokens < scheduler.config.max_batched_tokens and not step.preempted
+            scheduler.queued > 0 and step.tokens < scheduler.config.max_batched_tokens and not step.preempted
         )
         if step.work:
             self._step = step
@@ -210,7 +210,7 @@ class Engine:
 
     def _end_step(self, now_s: float) -> list[Request]:
         step = self._step
-        assert step is not None, "a step ends that has not begun"  # noqa: S101  (a fault of ours, on in production)
+        assert step is not None, "a step ends that has not begun"
         self._step = None
         self.steps += 1
         finished = []
