@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from forebay_api.modelservice import Role
 from forebay_api.objective import Outcome, Verdict
 from forebay_capacity.batch import prefill_seconds
 from forebay_simulator.fleet.comparing import Policy, setting_of
@@ -15,11 +16,11 @@ from forebay_simulator.fleet.members import State
 from forebay_simulator.fleet.policies import ROUTING
 from forebay_simulator.fleet.report import Line, document, imbalance_of, interval, scores_of, table
 from forebay_simulator.fleet.scenarios import SCENARIOS
-from forebay_simulator.fleet.spec import mocker_engine
+from forebay_simulator.fleet.spec import EngineSpec, FleetSpec, PoolSpec, mocker_engine
 from forebay_simulator.fleet.traces.generators import constant, fixed, generate, sinusoid
 from forebay_simulator.fleet.traces.trace import Arrival, Trace
 
-from .fleets import ENGINE, chats, mixed, run, split
+from .fleets import ENGINE, OBJECTIVE, chats, mixed, run, split
 
 SERVED = ENGINE.served()
 
@@ -93,19 +94,17 @@ def test_a_seed_decides_everything(routing):
         assert outcome(4) != outcome(5)
 
 
-def test_looking_for_prefixes_that_cannot_exist_changes_nothing():
-    """Traces without ids run with the prefix cache off: the same outcomes as with ids that nobody shares."""
-    plain = chats(25, 20)
-    unique = replace(
-        plain,
-        block_tokens=64,
-        arrivals=tuple(
-            replace(one, block_ids=tuple(range(16 * number, 16 * number + 16)))
-            for number, one in enumerate(plain.arrivals)
-        ),
-    )
-    seen = [[(job.first_token_s, job.ended_s) for job in run(mixed(2), trace).jobs] for trace in (plain, unique)]
-    assert seen[0] == seen[1]
+def test_a_preempted_request_finds_its_own_blocks_again():
+    """Without shared prefixes the cache still matters: preempted requests would compute their prompts anew."""
+
+    def ends(*, caching: bool) -> float:
+        engine = EngineSpec(block_tokens=64, blocks=200, max_model_len=4096, prefix_caching=caching)
+        pool = PoolSpec(name="mixed", role=Role.MIXED, replicas=1, engine=engine)
+        done = run(FleetSpec(pools=(pool,), objective=OBJECTIVE), chats(6, 20, prompt=1000, output=400))
+        assert sum(job.preemptions for job in done.jobs) > 0
+        return max(job.ended_s for job in done.jobs)
+
+    assert ends(caching=True) < ends(caching=False)
 
 
 def test_ordered_workers_help_after_their_start_up_time():

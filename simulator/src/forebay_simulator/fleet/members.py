@@ -9,7 +9,7 @@ A worker takes its GPUs from the moment it is placed until it is gone, whether i
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import Enum
 from random import Random
 
@@ -77,7 +77,6 @@ class Members:
         chance: Random,
         *,
         strides: bool = True,
-        caching: bool = True,
     ) -> None:
         self.spec = spec
         self.pools = {pool.name: Pool(pool) for pool in spec.pools}
@@ -92,7 +91,6 @@ class Members:
         self._hooks = hooks
         self._chance = chance
         self._strides = strides
-        self._caching = caching
         for pool in self.pools.values():
             self._resize(pool, pool.spec.replicas)
             for member in pool.members:
@@ -174,8 +172,7 @@ class Members:
         uid = f"{pool.spec.name}-{pool.number_of_next}"
         pool.number_of_next += 1
         served = pool.spec.engine.served()
-        config = replace(served.scheduler, prefix_caching=self._caching and served.scheduler.prefix_caching)
-        scheduler = StridingScheduler(config, served.timer)
+        scheduler = StridingScheduler(served.scheduler, served.timer)
         engine = Engine(scheduler, self._agenda, self._hooks, strides=self._strides)
         rates = pool.spec.engine.rates() if self.spec.rates_known else None
         candidate = Candidate(uid=uid, role=pool.spec.role, pool=pool.spec.name, rates=rates)

@@ -72,8 +72,6 @@ class Run:
             self.front.hooks,
             _generator(setting.seed, "workers"),
             strides=setting.strides,
-            # Where no prompt can be found again, looking for it changes nothing but the time a run takes.
-            caching=setting.trace.block_tokens > 0,
         )
         self.front.attach(
             self.members, ROUTING[setting.routing](_generator(setting.seed, "routing"), self.members.by_uid)

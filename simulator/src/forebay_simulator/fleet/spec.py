@@ -45,6 +45,7 @@ class EngineSpec:
     max_model_len: int | None = None
     blocks: int | None = None
     """Usable KV blocks instead of what the memory gives."""
+    prefix_caching: bool = True
     timer: StepTimer | None = None
     """Other step times than the capacity model's."""
     free_transfers: bool = False
@@ -65,6 +66,7 @@ class EngineSpec:
             max_num_seqs=self.max_sequences,
             max_num_batched_tokens=self.max_batched_tokens,
             max_model_len=self.max_model_len,
+            prefix_caching=self.prefix_caching,
             simulation=SimulationSettings(accelerator=self.accelerator),
         )
 
