@@ -42,9 +42,11 @@ class Ear:
         self.ended.set()
 
 
-def a_core(speed: float = 1.0) -> EngineCore:
+def a_core(speed: float = 1.0, **limits: object) -> EngineCore:
     metrics = Metrics(model="m", created_s=0.0, extras=frozenset(), info={})
-    core = EngineCore(a_scheduler(), Vocabulary(Tokenizer(1000)), Recorder(metrics, connector=False), speed=speed)
+    core = EngineCore(
+        a_scheduler(**limits), Vocabulary(Tokenizer(1000)), Recorder(metrics, connector=False), speed=speed
+    )
     core.now = asyncio.get_running_loop().time
     return core
 
@@ -63,6 +65,28 @@ async def test_tokens_come_at_the_ends_of_steps():
     core.submit(generation)
     await generation.listener.ended.wait()
     assert [time - begun for time in generation.listener.times] == pytest.approx([STEP_S * n for n in (1, 2, 3, 4)])
+
+
+@pytest.mark.looptime
+async def test_latencies_run_from_arrival_through_the_queue_to_every_token():
+    core = a_core(max_sequences=1)
+    first, second = a_generation(core, "a", 3), a_generation(core, "b", 2)
+    for generation in (first, second):
+        core.submit(generation)
+    await second.listener.ended.wait()
+    # Tokens of the first at 10, 20 and 30 ms; the second waits until then and has its own at 40 and 50.
+    sums_ms = {
+        "time_to_first_token_seconds": 10 + 40,
+        "inter_token_latency_seconds": 10 + 10 + 10,
+        "request_queue_time_seconds": 0 + 30,
+        "request_prefill_time_seconds": 10 + 10,
+        "request_decode_time_seconds": 20 + 10,
+        "request_inference_time_seconds": 30 + 20,
+        "request_time_per_output_token_seconds": 10 + 10,
+        "e2e_request_latency_seconds": 30 + 50,
+    }
+    for name, sum_ms in sums_ms.items():
+        assert core.recorder.metrics.histogram(f"vllm:{name}").total == pytest.approx(sum_ms / 1000), name
 
 
 @pytest.mark.looptime
