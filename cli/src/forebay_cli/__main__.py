@@ -15,6 +15,8 @@ from forebay_cli import cluster
 from forebay_cli.errors import CliError
 from forebay_cli.plan import EXAMPLES as PLAN_EXAMPLES
 from forebay_cli.plan import plan
+from forebay_cli.replay import EXAMPLES as REPLAY_EXAMPLES
+from forebay_cli.replay import replay
 from forebay_cli.scenario import EngineChoice
 from forebay_localcluster.errors import LocalClusterError
 
@@ -29,6 +31,7 @@ app = typer.Typer(
 )
 app.add_typer(cluster.app, name="cluster")
 app.command(epilog=PLAN_EXAMPLES)(plan)
+app.command(epilog=REPLAY_EXAMPLES)(replay)
 
 
 @app.callback()

@@ -1,0 +1,246 @@
+"""`forebay replay`: a fleet under a trace or a scenario in virtual time, policies side by side.
+
+Thin: reads flags and files into scenarios, has them run, and prints a table or JSON. Runs repeat exactly: a seed decides
+arrivals, jitter, start-up times and ties.
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from forebay_api.durations import parse_duration_s
+from forebay_api.modelservice import Role
+from forebay_api.objective import Objective
+from forebay_cli.errors import CliError
+from forebay_simulator.engine.errors import StartupError
+from forebay_simulator.fleet.comparing import Policy, compare
+from forebay_simulator.fleet.policies import ROUTING, SCALING
+from forebay_simulator.fleet.report import Line, document, table
+from forebay_simulator.fleet.scenarios import SCENARIOS, Scenario
+from forebay_simulator.fleet.spec import EngineSpec, FleetSpec, PoolSpec
+from forebay_simulator.fleet.traces.files import read_azure, read_lmcache, read_mooncake
+from forebay_simulator.fleet.traces.scaling import jittered, overlaid
+from forebay_simulator.fleet.traces.trace import Trace, TraceError
+
+REQUESTS = "Requests"
+FLEET = "Fleet"
+POLICIES = "Policies"
+OUTPUT = "Output"
+
+ScenarioName = Annotated[
+    str | None, typer.Option("--scenario", help="A built-in scenario; `list` shows them.", rich_help_panel=REQUESTS)
+]
+TraceFile = Annotated[
+    Path | None, typer.Option("--trace", help="A trace, plain or gzipped.", rich_help_panel=REQUESTS, metavar="FILE")
+]
+Form = Annotated[str, typer.Option("--format", help="mooncake, azure or lmcache.", rich_help_panel=REQUESTS)]
+Factor = Annotated[
+    float, typer.Option("--rate", help="Times the trace's rate, by shifted copies.", rich_help_panel=REQUESTS)
+]
+Tick = Annotated[
+    str | None,
+    typer.Option(help="Spread arrivals over the recorder's tick; 3s suits Mooncake.", rich_help_panel=REQUESTS),
+]
+First = Annotated[str | None, typer.Option(help="Only the first part of the trace.", rich_help_panel=REQUESTS)]
+Model = Annotated[str, typer.Option(help="A preset such as llama-3.1-8b.", rich_help_panel=FLEET)]
+Accelerator = Annotated[str, typer.Option("--accelerator", "-a", help="h100-sxm, ...", rich_help_panel=FLEET)]
+Tensor = Annotated[int, typer.Option(help="GPUs of a worker.", rich_help_panel=FLEET)]
+Workers = Annotated[int, typer.Option(help="Mixed workers at the beginning.", rich_help_panel=FLEET)]
+Prefill = Annotated[int, typer.Option(help="Prefill workers; with --decode instead of mixed.", rich_help_panel=FLEET)]
+Decode = Annotated[int, typer.Option(help="Decode workers.", rich_help_panel=FLEET)]
+Startup = Annotated[str, typer.Option(help="Start-up time of a worker, or FROM-TO.", rich_help_panel=FLEET)]
+Budget = Annotated[int | None, typer.Option(help="GPUs that scaling may use.", rich_help_panel=FLEET)]
+BlockTokens = Annotated[
+    int, typer.Option("--block-size", help="Tokens of a KV block; larger is faster.", rich_help_panel=FLEET)
+]
+Ttft = Annotated[str, typer.Option(help="Largest time to first token.", rich_help_panel=FLEET)]
+Tpot = Annotated[str, typer.Option(help="Largest mean time per output token.", rich_help_panel=FLEET)]
+Target = Annotated[float, typer.Option(help="Share of requests to meet both.", rich_help_panel=FLEET)]
+Routings = Annotated[
+    list[str] | None,
+    typer.Option("--routing", "-r", help=f"Repeat to compare: {', '.join(ROUTING)}.", rich_help_panel=POLICIES),
+]
+Scalings = Annotated[
+    list[str] | None,
+    typer.Option("--scaling", "-s", help=f"Repeat to compare: {', '.join(SCALING)}.", rich_help_panel=POLICIES),
+]
+Seeds = Annotated[int, typer.Option(help="Runs of each policy.", min=1, rich_help_panel=POLICIES)]
+Output = Annotated[str, typer.Option("--output", "-o", help="table or json.", rich_help_panel=OUTPUT)]
+Write = Annotated[Path | None, typer.Option(help="Write the JSON to a file as well.", rich_help_panel=OUTPUT)]
+
+EXAMPLES = """
+[bold]Examples[/]
+
+  [cyan]forebay replay --scenario list[/]
+  [cyan]forebay replay --scenario step --scaling forebay --scaling hpa-queue --scaling kpa[/]
+  [cyan]forebay replay --trace conversation.jsonl --tick 3s --workers 16 -r round-robin -r forebay --ttft 2s[/]
+  [cyan]forebay replay --trace conv.csv --format azure --rate 30 --prefill 5 --decode 4 -s forebay --write run.json[/]
+"""
+
+
+def replay(  # noqa: PLR0913  # the command line: each option is a parameter
+    *,
+    scenario: ScenarioName = None,
+    trace: TraceFile = None,
+    form: Form = "mooncake",
+    rate: Factor = 1.0,
+    tick: Tick = None,
+    first: First = None,
+    model: Model = "llama-3.1-8b",
+    accelerator: Accelerator = "h100-sxm",
+    tensor: Tensor = 1,
+    workers: Workers = 8,
+    prefill: Prefill = 0,
+    decode: Decode = 0,
+    startup: Startup = "60s",
+    budget: Budget = None,
+    block_size: BlockTokens = 16,
+    ttft: Ttft = "500ms",
+    tpot: Tpot = "25ms",
+    target: Target = 0.95,
+    routing: Routings = None,
+    scaling: Scalings = None,
+    seeds: Seeds = 5,
+    output: Output = "table",
+    write: Write = None,
+) -> None:
+    """Replay requests against a simulated fleet, in virtual time, and compare policies."""
+    if output not in ("table", "json"):
+        raise CliError(f"--output is table or json, not {output!r}")
+    policies = _policies(routing or ["forebay"], scaling or ["static"])
+    if scenario == "list":
+        _print_scenarios()
+        return
+    try:
+        if scenario is not None:
+            chosen = _scenario(scenario)
+        elif trace is not None:
+            engine = EngineSpec(model=model, accelerator=accelerator, tensor=tensor, block_tokens=block_size)
+            engine.served()
+            objective = Objective(parse_duration_s(ttft), parse_duration_s(tpot), target)
+            sizes = {"mixed": workers, "prefill": prefill, "decode": decode}
+            fleet = _fleet(engine, sizes, startup, objective)
+            read = _reader(trace, form)
+            chosen = Scenario(
+                name=trace.name,
+                about="as recorded" if rate == 1 else f"at {rate:g} times its rate",
+                fleet=replace(fleet, budget_gpus=budget),
+                trace=lambda seed: _prepare(read(seed), rate, tick, first, seed),
+            )
+        else:
+            raise CliError("name what to replay: --scenario NAME (or `list`), or --trace FILE")
+        lines = _run(chosen, policies, list(range(1, seeds + 1)))
+    except (TraceError, StartupError, ValueError) as error:
+        raise CliError(str(error)) from error
+    found = document(lines, {"scenario": chosen.name, "about": chosen.about, "objective": _objective(chosen)})
+    if write is not None:
+        write.parent.mkdir(parents=True, exist_ok=True)
+        write.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    if output == "json":
+        print(json.dumps(found, indent=2))
+    else:
+        _print(chosen, lines)
+
+
+def _policies(routings: list[str], scalings: list[str]) -> list[Policy]:
+    for kind, names, known in (("--routing", routings, list(ROUTING)), ("--scaling", scalings, list(SCALING))):
+        for name in names:
+            if name not in known:
+                raise CliError(f"{kind} {name!r} is none of {', '.join(known)}")
+    return [Policy(one, other) for other in scalings for one in routings]
+
+
+def _scenario(name: str) -> Scenario:
+    if name not in SCENARIOS:
+        raise CliError(f"--scenario {name!r} is none of {', '.join(SCENARIOS)}")
+    return SCENARIOS[name]
+
+
+def _fleet(engine: EngineSpec, sizes: dict[str, int], startup: str, objective: Objective) -> FleetSpec:
+    low, _, high = startup.partition("-")
+    startup_s = (parse_duration_s(low), parse_duration_s(high or low))
+    if (sizes["prefill"] > 0) != (sizes["decode"] > 0):
+        raise CliError("--prefill and --decode go together: a prompt computed on one is answered on the other")
+    roles = {"prefill": Role.PREFILL, "decode": Role.DECODE} if sizes["prefill"] else {"mixed": Role.MIXED}
+    pools = tuple(
+        PoolSpec(name=name, role=role, replicas=sizes[name], engine=engine, startup_s=startup_s)
+        for name, role in roles.items()
+    )
+    return FleetSpec(pools=pools, objective=objective)
+
+
+def _reader(path: Path, form: str) -> Callable[[int], Trace]:
+    if form == "mooncake":
+        whole = read_mooncake(path)
+        return lambda _seed: whole
+    if form == "azure":
+        hour = read_azure(path)
+        return lambda _seed: hour
+    if form == "lmcache":
+        return lambda seed: read_lmcache(path, sessions_per_s=0.05, seed=seed)
+    raise CliError(f"--format is mooncake, azure or lmcache, not {form!r}")
+
+
+def _prepare(trace: Trace, rate: float, tick: str | None, first: str | None, seed: int) -> Trace:
+    if tick is not None:
+        trace = jittered(trace, tick_s=parse_duration_s(tick), seed=seed)
+    if rate != 1:
+        trace = overlaid(trace, rate, seed=seed)
+    return trace if first is None else trace.first(parse_duration_s(first))
+
+
+def _run(scenario: Scenario, policies: list[Policy], seeds: list[int]) -> list[Line]:
+    """Run everything, with a bar on a terminal."""
+    console = Console(stderr=True)
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TimeElapsedColumn(),
+        console=console,
+        disable=not console.is_terminal,
+    )
+    with bar:
+        tasks: dict[Policy, TaskID] = {one: bar.add_task(str(one), total=len(seeds)) for one in policies}
+
+        def told(policy: Policy, seed: int, share: float) -> None:
+            bar.update(tasks[policy], completed=seeds.index(seed) + share)
+
+        return list(compare(scenario, policies, seeds, told))
+
+
+def _objective(scenario: Scenario) -> dict[str, float]:
+    one = scenario.fleet.objective
+    return {"ttft_s": one.ttft_s, "tpot_s": one.tpot_s, "target": one.target}
+
+
+def _print_scenarios() -> None:
+    for one in SCENARIOS.values():
+        print(f"{one.name:18} {one.about}")
+
+
+def _print(scenario: Scenario, lines: list[Line]) -> None:
+    console = Console()
+    one = scenario.fleet.objective
+    seeds = len(lines[0].runs) if lines else 0
+    console.print(f"[bold]{scenario.name}[/]: {scenario.about}", highlight=False, soft_wrap=True)
+    console.print(
+        f"{lines[0].runs[0].requests} requests; good: TTFT ≤ {one.ttft_s:g} s and TPOT ≤ {one.tpot_s * 1000:g} ms; "
+        f"target {one.target:.0%}; {seeds} seed{'s' if seeds != 1 else ''}, ± is the 95 % interval of the mean",
+        highlight=False,
+        soft_wrap=True,
+    )
+    headings, *rows = table(lines)
+    shown = Table(box=None, pad_edge=False)
+    for number, heading in enumerate(headings):
+        shown.add_column(heading, justify="left" if number == 0 else "right", no_wrap=True)
+    for row in rows:
+        shown.add_row(*row)
+    # A table that is cut off hides its last columns, so it may be wider than the terminal.
+    Console(width=max(console.width, 190)).print(shown, highlight=False)

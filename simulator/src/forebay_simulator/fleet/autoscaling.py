@@ -1,0 +1,115 @@
+"""The autoscaler itself in virtual time: its signals, its `decide`, its tuning; only the clock and Prometheus are simulated."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from forebay_api.modelservice import AutoscalingMode
+from forebay_autoscaler.decide import Decision, decide
+from forebay_autoscaler.observation import PoolCounts, PoolObservation, ServiceObservation
+from forebay_autoscaler.policy import PoolPolicy, ServicePolicy, Tuning
+from forebay_autoscaler.signals import Signals
+from forebay_autoscaler.state import ServiceState
+from forebay_capacity.performance import MAX_SEQUENCES
+from forebay_simulator.fleet.members import Pool, State
+from forebay_simulator.fleet.metrics import NAMESPACE, SERVICE, Watch, answer_all
+from forebay_simulator.fleet.spec import FleetSpec, PoolSpec
+
+KEY = (NAMESPACE, SERVICE)
+ATTAINMENT_WINDOW_S = 300.0
+STALE_AFTER_S = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AutoscalerSpec:
+    """The autoscaler's settings, with their defaults."""
+
+    interval_s: float = 10.0
+    scale_up_window_s: float = 0.0
+    scale_down_window_s: float = 300.0
+    stale_after_s: float = STALE_AFTER_S
+    tuning: Tuning = field(default_factory=Tuning)
+    capacity_known: bool = True
+    """The capacity model knows model and accelerator."""
+
+
+def policy_of(fleet: FleetSpec, spec: AutoscalerSpec) -> ServicePolicy:
+    """What the ModelService of such a fleet asks for."""
+    return ServicePolicy(
+        key=KEY,
+        uid="fleet",
+        generation=1,
+        mode=AutoscalingMode.AUTO,
+        objective=fleet.objective,
+        budget_gpus=fleet.budget_gpus,
+        scale_up_window_s=spec.scale_up_window_s,
+        scale_down_window_s=spec.scale_down_window_s,
+        pools=tuple(_pool_policy(pool, spec) for pool in fleet.pools),
+        tuning=spec.tuning,
+    )
+
+
+def _pool_policy(pool: PoolSpec, spec: AutoscalerSpec) -> PoolPolicy:
+    return PoolPolicy(
+        name=pool.name,
+        role=pool.role,
+        replicas_min=pool.replicas_min,
+        replicas_max=pool.replicas_max,
+        gpus=pool.gpus,
+        concurrency_max=float(pool.engine.max_sequences or MAX_SEQUENCES),
+        worker=pool.engine.worker() if spec.capacity_known else None,
+    )
+
+
+@dataclass(slots=True)
+class ForebayAutoscaler:
+    """Looks, decides, and hands the numbers over."""
+
+    fleet: FleetSpec
+    spec: AutoscalerSpec = field(default_factory=AutoscalerSpec)
+    interval_s: float = field(init=False)
+    state: ServiceState = field(default_factory=ServiceState)
+    decisions: list[Decision] = field(default_factory=list)
+    policy: ServicePolicy = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Write the policy once."""
+        self.interval_s = self.spec.interval_s
+        self.policy = policy_of(self.fleet, self.spec)
+
+    def observe(self, watch: Watch) -> ServiceObservation:
+        """What the autoscaler's observer would make of Prometheus' answers and the WorkerPools."""
+        answers = answer_all(watch, self.spec.tuning, ATTAINMENT_WINDOW_S)
+        signals = Signals(answers, stale_after_s=self.spec.stale_after_s)
+        pools = tuple(
+            PoolObservation(pool.spec.name, _counts(pool), signals.of_pool(KEY, pool.spec.name))
+            for pool in watch.members.pools.values()
+        )
+        trouble = "" if watch.answering else "Prometheus does not answer"
+        return ServiceObservation(KEY, signals.of_service(KEY, self.fleet.objective), pools, trouble)
+
+    def decide(self, watch: Watch, now_s: float) -> Mapping[str, int]:
+        """One cycle."""
+        decision = decide(self.policy, self.state, self.observe(watch), now_s)
+        self.state = decision.state
+        self.decisions.append(decision)
+        return {pool.name: pool.desired for pool in decision.pools}
+
+    def told(self) -> list[str]:
+        """What was said, one line a piece of news."""
+        return [
+            f"{one.at_s:6.0f} s  {pool.name}: {pool.reason}"
+            for one in self.decisions
+            for pool in one.pools
+            if pool.news
+        ]
+
+
+def _counts(pool: Pool) -> PoolCounts:
+    return PoolCounts(
+        wanted=pool.wanted,
+        ready=pool.count(State.READY),
+        draining=pool.count(State.DRAINING),
+        unschedulable=pool.count(State.UNPLACED) > 0,
+    )

@@ -1,0 +1,266 @@
+"""The router in virtual time: hold, choose, lease, send, retry, account. The choice itself is a policy's (routing.py).
+
+    mixed      arrival -> choose -> one request on one worker
+    split      arrival -> choose a pair -> prompt and one token on the prefill worker -> the same request on the decode
+               worker, which fetches the KV -> answer
+
+As in the router, both leases of a pair are taken when it is chosen; the prefill lease ends with its leg. Requests for which no
+worker is ready are held in order, in bounded number and time, and then rejected. A request whose worker dies before its first
+token is sent to another one; after it, it is cut off.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from forebay_api.objective import Outcome, Verdict
+from forebay_router.choose import Demand
+from forebay_simulator.engine.request import Request
+from forebay_simulator.fleet.agenda import Agenda, Rank
+from forebay_simulator.fleet.counts import RouterCounts
+from forebay_simulator.fleet.jobs import Job
+from forebay_simulator.fleet.members import Member, Members, State
+from forebay_simulator.fleet.routing import Placement, Routing
+from forebay_simulator.fleet.spec import FleetSpec
+from forebay_simulator.fleet.workers import Hooks
+
+PREFILL_LEG = "p"
+"""Marks the id of a request's leg on a prefill worker."""
+
+
+@dataclass(slots=True)
+class _Leg:
+    """A lease: one request's claim on one worker."""
+
+    job: Job
+    member: Member
+    prompt_tokens: int
+    output_tokens: int
+
+
+@dataclass(slots=True)
+class Front:
+    """One router."""
+
+    spec: FleetSpec
+    agenda: Agenda
+    routing: Routing = field(init=False)
+    members: Members = field(init=False)
+    counts: RouterCounts = field(default_factory=RouterCounts)
+    pool_in_flight: dict[str, int] = field(default_factory=dict)
+    held: deque[Job] = field(default_factory=deque)
+    _legs: dict[str, _Leg] = field(default_factory=dict)
+    """Leases by the id of the engine's request."""
+
+    @property
+    def hooks(self) -> Hooks:
+        """What engines tell this router."""
+        return Hooks(self._first_token, self._finished, self._fetch)
+
+    def attach(self, members: Members, routing: Routing) -> None:
+        """Learn of the workers and how to choose among them."""
+        self.members, self.routing = members, routing
+        members.changed = self._serve_held
+        members.lost = self._lost
+        self.pool_in_flight = dict.fromkeys(members.pools, 0)
+
+    # ---- arrivals
+
+    def arrive(self, job: Job) -> None:
+        """A request has come."""
+        self.counts.arrived += 1
+        self.counts.in_flight += 1
+        if self._too_long(job):
+            self._end(job, Outcome.REJECTED)
+        elif self.held or not self._place(job):
+            self._hold(job)
+
+    def _too_long(self, job: Job) -> bool:
+        one, served = job.arrival, self.spec.pools[0].engine.served()
+        room = min(served.max_model_len, served.scheduler.usable_blocks * served.scheduler.block_size)
+        return one.prompt_tokens + one.output_tokens > room
+
+    def _hold(self, job: Job) -> None:
+        if len(self.held) >= self.spec.hold_max:
+            self._end(job, Outcome.REJECTED)
+            return
+        self.held.append(job)
+        self.counts.pending += 1
+        self.agenda.at(self.agenda.now_s + self.spec.hold_s, lambda: self._give_up(job))
+
+    def _give_up(self, job: Job) -> None:
+        if job in self.held:
+            self.held.remove(job)
+            self.counts.pending -= 1
+            self._end(job, Outcome.REJECTED)
+
+    def _serve_held(self) -> None:
+        while self.held and self._place(self.held[0]):
+            self.held.popleft()
+            self.counts.pending -= 1
+
+    # ---- placing
+
+    def _place(self, job: Job) -> bool:
+        snapshot = self.members.snapshot
+        demand = Demand(
+            prompt_tokens=job.arrival.prompt_tokens,
+            output_tokens=self.spec.expected_output_tokens,
+            splittable=bool(snapshot.prefill),
+            excluded=job.tried,
+        )
+        if not snapshot.mixed and not snapshot.decode:
+            return False
+        placement = self.routing.choose(job, demand, snapshot, self.agenda.now_s)
+        if placement is None:
+            return False
+        self._send(job, placement)
+        return True
+
+    def _send(self, job: Job, placement: Placement) -> None:
+        one, number = job.arrival, str(job.number)
+        worker = self.members.by_uid[placement.worker.uid]
+        job.worker, job.prefill_worker = worker.uid, ""
+        if placement.prefill is None:
+            job.answer = Request(number, one.prompt_tokens, one.output_tokens, job.blocks, self.agenda.now_s)
+            self._lease(job, worker, number, one.prompt_tokens, self.spec.expected_output_tokens)
+            worker.engine.add(job.answer)
+            return
+        prefill = self.members.by_uid[placement.prefill.uid]
+        job.prefill_worker = prefill.uid
+        self._lease(job, prefill, number + PREFILL_LEG, one.prompt_tokens, 1)
+        self._lease(job, worker, number, 0, self.spec.expected_output_tokens)
+        job.prefill = Request(
+            number + PREFILL_LEG, one.prompt_tokens, 1, job.blocks, self.agenda.now_s, hold_after_finish=True
+        )
+        prefill.engine.add(job.prefill)
+
+    def _lease(self, job: Job, member: Member, request_id: str, prompt_tokens: int, output_tokens: int) -> None:
+        self._legs[request_id] = _Leg(job, member, prompt_tokens, output_tokens)
+        load = member.candidate.load
+        load.requests += 1
+        load.prompt_tokens += prompt_tokens
+        load.output_tokens += output_tokens
+        member.served_prompt_tokens += prompt_tokens
+        self.pool_in_flight[member.pool.name] += 1
+
+    def _release(self, request_id: str) -> None:
+        leg = self._legs.pop(request_id, None)
+        if leg is None:
+            return
+        load = leg.member.candidate.load
+        load.requests -= 1
+        load.prompt_tokens -= leg.prompt_tokens
+        load.output_tokens -= leg.output_tokens
+        self.pool_in_flight[leg.member.pool.name] -= 1
+        if not load.requests:
+            self.members.idle(leg.member)
+
+    # ---- what engines tell
+
+    def _first_token(self, request: Request, now_s: float) -> None:
+        leg = self._legs.get(request.request_id)
+        if leg is None:
+            return
+        leg.member.candidate.load.prompt_tokens -= leg.prompt_tokens
+        leg.prompt_tokens = 0
+        if request is leg.job.answer:
+            leg.job.first_token_s = now_s
+            self.counts.ttft.observe(now_s - leg.job.at_s)
+
+    def _finished(self, request: Request, now_s: float) -> None:
+        leg = self._legs.get(request.request_id)
+        if leg is None:
+            return
+        job, member = leg.job, leg.member
+        member.ended += 1
+        if request.first_scheduled_s is not None:
+            member.work_s += now_s - request.first_scheduled_s
+        job.preemptions += request.preemptions
+        self._release(request.request_id)
+        if request is job.prefill:
+            self._second_leg(job, request)
+            return
+        if not job.prefill_worker:
+            job.cached_tokens = request.cached_tokens
+        self._end(job, Outcome.FINISHED)
+
+    def _second_leg(self, job: Job, prefilled: Request) -> None:
+        one = job.arrival
+        job.cached_tokens = prefilled.cached_tokens
+        leg = self._legs.get(str(job.number))
+        if leg is None:
+            return
+        job.answer = Request(
+            str(job.number), one.prompt_tokens, one.output_tokens, job.blocks, self.agenda.now_s, remote_prefill=True
+        )
+        leg.member.engine.add(job.answer)
+
+    def _fetch(self, request: Request, now_s: float) -> None:
+        """A decode worker has room for a request: its KV starts to move."""
+        leg = self._legs[request.request_id]
+        source = self.members.by_uid[leg.job.prefill_worker]
+        prefilled = leg.job.prefill
+        assert prefilled is not None, "only a request with a prefill leg is fetched"
+        if source.state is State.GONE:
+            self.agenda.at(now_s, lambda: leg.member.engine.fetch_failed(request), Rank.STEP)
+            return
+        served = leg.member.pool.engine.served()
+        tokens = request.prompt_tokens - request.computed_tokens
+        self.agenda.at(now_s + served.transfer_seconds(tokens), lambda: self._fetched(leg, request, prefilled))
+
+    def _fetched(self, leg: _Leg, request: Request, prefilled: Request) -> None:
+        source = self.members.by_uid[leg.job.prefill_worker]
+        if source.state is State.GONE:
+            leg.member.engine.fetch_failed(request)
+            return
+        leg.member.engine.arrived(request)
+        source.engine.release(prefilled)
+
+    def _lost(self, member: Member, requests: list[str]) -> None:
+        """A worker died with these requests in it. A pair's other leg ends with it."""
+        self.routing.gone(member.uid)
+        jobs = {leg.job.number: leg.job for leg in self._legs.values() if leg.member is member}
+        for name in requests:
+            if name in self._legs:
+                jobs[self._legs[name].job.number] = self._legs[name].job
+        for number in sorted(jobs):
+            self._retry(jobs[number], member)
+
+    def _retry(self, job: Job, member: Member) -> None:
+        for request_id, request in ((f"{job.number}{PREFILL_LEG}", job.prefill), (str(job.number), job.answer)):
+            leg = self._legs.get(request_id)
+            if leg is not None and request is not None and not leg.member.engine.stopped:
+                leg.member.engine.abort(request)
+            self._release(request_id)
+        if job.first_token_s is not None:
+            self._end(job, Outcome.CUT_OFF)
+            return
+        job.tried |= {member.uid}
+        job.prefill = job.answer = None
+        if len(job.tried) >= self.spec.attempts_max:
+            self._end(job, Outcome.FAILED)
+            return
+        self.counts.retries += 1
+        if not self._place(job):
+            self._hold(job)
+
+    def _end(self, job: Job, outcome: Outcome) -> None:
+        job.end(outcome, self.agenda.now_s, self.spec.objective)
+        counts = self.counts
+        counts.in_flight -= 1
+        if job.verdict is not None:
+            counts.verdicts[job.verdict] += 1
+        tpot_s = job.tpot_s
+        if tpot_s is not None:
+            counts.tpot.observe(tpot_s)
+        if outcome is Outcome.FINISHED:
+            counts.prompt_tokens += job.arrival.prompt_tokens
+            counts.cached_tokens += job.cached_tokens
+            counts.output_tokens += job.arrival.output_tokens
+        self.routing.ended(job)
+
+    def good(self) -> int:
+        """Good requests so far."""
+        return self.counts.verdicts[Verdict.GOOD]

@@ -1,0 +1,114 @@
+"""Every policy by name, for the command line and the reports."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from random import Random
+
+from forebay_api.modelservice import Role
+from forebay_simulator.fleet.affinity import approximate, bounded_hashing, cached_in, precise
+from forebay_simulator.fleet.autoscaling import AutoscalerSpec, ForebayAutoscaler
+from forebay_simulator.fleet.clairvoyance import Clairvoyant
+from forebay_simulator.fleet.members import Member
+from forebay_simulator.fleet.metrics import Watch
+from forebay_simulator.fleet.routing import Forebay, Routing, at_random, least_load, round_robin
+from forebay_simulator.fleet.scaling import (
+    FixedRatio,
+    HorizontalPodAutoscaler,
+    Knative,
+    Scaling,
+    Static,
+    TokenVelocity,
+)
+from forebay_simulator.fleet.sizing import Expectation, expectation, mean_request
+from forebay_simulator.fleet.spec import FleetSpec, PoolSpec
+from forebay_simulator.fleet.traces.trace import Trace
+
+MakeRouting = Callable[[Random, Mapping[str, Member]], Routing]
+"""A policy for one run: its generator, and the workers by uid for those that can look inside them."""
+
+ROUTING: Mapping[str, MakeRouting] = {
+    "random": lambda chance, _members: at_random(chance),
+    "round-robin": lambda chance, _members: round_robin(chance),
+    "least-load": lambda chance, _members: least_load(chance),
+    "chwbl": lambda chance, _members: bounded_hashing(chance),
+    "approximate-prefix": lambda chance, _members: approximate(chance),
+    "precise-prefix": lambda chance, members: precise(chance, cached_in(members)),
+    "forebay": lambda chance, _members: Forebay(chance),
+}
+
+
+MakeScaling = Callable[[FleetSpec, Trace, AutoscalerSpec], Scaling]
+"""A policy for one run. Only the bound may look at the trace's order; the others at its mean request, as operators would."""
+
+QUEUE_TARGET = 2.0
+"""Requests waiting per worker that HPA aims at."""
+KV_TARGET = 0.7
+"""Share of KV cache held that HPA aims at."""
+UTILISATION = 0.7
+"""Knative's target utilisation."""
+VELOCITY_SHARE = 0.85
+"""Share of what a worker can take that TokenScale and HeteroScale plan with."""
+
+
+def _expected(fleet: FleetSpec, trace: Trace) -> dict[str, Expectation]:
+    mix = mean_request(trace.arrivals)
+    found = {pool.name: expectation(pool, mix, fleet.objective) for pool in fleet.pools}
+    return {name: one for name, one in found.items() if one is not None}
+
+
+def _hpa(fleet: FleetSpec, series: str, target: float) -> Scaling:
+    def metric(watch: Watch, pool: str) -> float | None:
+        return watch.average(pool, series)
+
+    return HorizontalPodAutoscaler({pool.name: (metric, target) for pool in fleet.pools})
+
+
+def _knative(fleet: FleetSpec, trace: Trace) -> Scaling:
+    expected = _expected(fleet, trace)
+    roles = {pool.name: pool.role for pool in fleet.pools}
+    # A prefill worker works on one prompt at a time: one that waits beside it is what its TTFT allows.
+    targets = {
+        name: UTILISATION * (2.0 if roles[name] is Role.PREFILL else one.limit) for name, one in expected.items()
+    }
+    return Knative(targets)
+
+
+def _answering(fleet: FleetSpec) -> PoolSpec:
+    return next(pool for pool in fleet.pools if pool.role is not Role.PREFILL)
+
+
+def _prefilling(fleet: FleetSpec) -> PoolSpec | None:
+    return next((pool for pool in fleet.pools if pool.role is Role.PREFILL), None)
+
+
+def _fixed_ratio(fleet: FleetSpec, trace: Trace) -> Scaling:
+    expected, decode, prefill = _expected(fleet, trace), _answering(fleet), _prefilling(fleet)
+    answers = expected[decode.name]
+    tokens_per_s = VELOCITY_SHARE * answers.good_rate_per_s * answers.mix.output
+    ratio = answers.good_rate_per_s / expected[prefill.name].good_rate_per_s if prefill is not None else 0.0
+    return FixedRatio(decode.name, prefill.name if prefill is not None else None, tokens_per_s, ratio)
+
+
+def _token_velocity(fleet: FleetSpec, trace: Trace) -> Scaling:
+    velocities = {}
+    for pool in fleet.pools:
+        one = _expected(fleet, trace)[pool.name]
+        prefills = pool.role is Role.PREFILL
+        tokens = one.mix.prompt if prefills else one.mix.output
+        series = "prompt_tokens" if prefills else "output_tokens"
+        velocities[pool.name] = (series, VELOCITY_SHARE * tokens * one.good_rate_per_s)
+    return TokenVelocity(velocities)
+
+
+SCALING: Mapping[str, MakeScaling] = {
+    "static": lambda _fleet, _trace, _spec: Static(),
+    "hpa-queue": lambda fleet, _trace, _spec: _hpa(fleet, "waiting", QUEUE_TARGET),
+    "hpa-kv": lambda fleet, _trace, _spec: _hpa(fleet, "kv_usage", KV_TARGET),
+    "kpa": lambda fleet, trace, _spec: _knative(fleet, trace),
+    "fixed-ratio": lambda fleet, trace, _spec: _fixed_ratio(fleet, trace),
+    "token-velocity": lambda fleet, trace, _spec: _token_velocity(fleet, trace),
+    "clairvoyant": lambda fleet, trace, _spec: Clairvoyant(fleet, trace),
+    "forebay": lambda fleet, _trace, spec: ForebayAutoscaler(fleet, spec),
+}
+"""Scaling policies by name."""

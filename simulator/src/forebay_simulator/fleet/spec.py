@@ -1,0 +1,176 @@
+"""What a fleet is made of: pools of equal workers on accelerators, limits of the router, and the objective."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+
+from forebay_api.modelservice import Role
+from forebay_api.objective import Objective
+from forebay_capacity.accelerators import accelerator_of
+from forebay_capacity.batch import prefill_seconds
+from forebay_capacity.dtypes import kv_dtype
+from forebay_capacity.worker import Parallelism, Worker
+from forebay_router.choose import Rates
+from forebay_simulator.engine.model import ServedModel, load_model, read_shape
+from forebay_simulator.engine.scheduling import StepTimer
+from forebay_simulator.engine.settings import EngineSettings, SimulationSettings
+from forebay_simulator.fleet.timers import (
+    MOCKER_BATCHED_TOKENS,
+    MOCKER_BLOCK_TOKENS,
+    MOCKER_BLOCKS,
+    MOCKER_SEQUENCES,
+    MockerTimer,
+)
+
+USUAL_PROMPT_TOKENS = 2048
+USUAL_BATCH = 32
+USUAL_CONTEXT_TOKENS = 2048
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSpec:
+    """One worker's engine, as `vllm serve` would be told."""
+
+    model: str = "llama-3.1-8b"
+    accelerator: str = "h100-sxm"
+    tensor: int = 1
+    quantization: str | None = None
+    kv_cache_dtype: str = "auto"
+    block_tokens: int = 16
+    """Tokens of a KV block. Larger ones simulate faster; with ids of 512 tokens nothing but rounding is lost."""
+    memory_utilization: float = 0.9
+    max_sequences: int | None = None
+    max_batched_tokens: int | None = None
+    max_model_len: int | None = None
+    blocks: int | None = None
+    """Usable KV blocks instead of what the memory gives."""
+    prefix_caching: bool = True
+    timer: StepTimer | None = None
+    """Other step times than the capacity model's."""
+    free_transfers: bool = False
+    """KV moves between workers in no time."""
+
+    @property
+    def settings(self) -> EngineSettings:
+        """The engine's settings."""
+        return EngineSettings(
+            model=self.model,
+            served_names=(self.model,),
+            tensor=self.tensor,
+            quantization=self.quantization,
+            kv_cache_dtype=self.kv_cache_dtype,
+            block_size=self.block_tokens,
+            gpu_memory_utilization=self.memory_utilization,
+            num_gpu_blocks_override=None if self.blocks is None else self.blocks + 1,
+            max_num_seqs=self.max_sequences,
+            max_num_batched_tokens=self.max_batched_tokens,
+            max_model_len=self.max_model_len,
+            prefix_caching=self.prefix_caching,
+            simulation=SimulationSettings(accelerator=self.accelerator),
+        )
+
+    def served(self) -> ServedModel:
+        """What the engine makes of it; StartupError where it would not start."""
+        return _served(self)
+
+    def rates(self) -> Rates:
+        """What the capacity model tells the router of such a worker at the usual load."""
+        timer = self.served().timer
+        step_s = timer.step_seconds(
+            decode_sequences=USUAL_BATCH,
+            decode_context_tokens=USUAL_BATCH * USUAL_CONTEXT_TOKENS,
+            prefill_tokens=0,
+            prefill_attention=0,
+        )
+        return Rates(
+            prefill_tokens_per_s=USUAL_PROMPT_TOKENS / prefill_seconds(timer, USUAL_PROMPT_TOKENS),  # type: ignore[arg-type]
+            output_token_s=step_s / USUAL_BATCH,
+        )
+
+    def worker(self) -> Worker:
+        """The same for the capacity model."""
+        kv = "bf16" if self.kv_cache_dtype == "auto" else self.kv_cache_dtype
+        return Worker(
+            read_shape(self.model),
+            accelerator_of(self.accelerator),
+            Parallelism(tensor=self.tensor),
+            self.quantization,
+            kv_dtype(kv),
+            self.memory_utilization,
+        )
+
+
+@lru_cache(maxsize=64)
+def _served(spec: EngineSpec) -> ServedModel:
+    served = load_model(spec.settings)
+    if spec.timer is not None:
+        served = replace(served, timer=spec.timer)
+    if spec.free_transfers:
+        served = replace(served, transfer_latency_s=0.0, transfer_bytes_per_s=float("inf"))
+    return served
+
+
+def mocker_engine() -> EngineSpec:
+    """The engine of Dynamo's simulator as fitted in timers.py: for runs beside it, not for sizing."""
+    return EngineSpec(
+        block_tokens=MOCKER_BLOCK_TOKENS,
+        blocks=MOCKER_BLOCKS,
+        max_sequences=MOCKER_SEQUENCES,
+        max_batched_tokens=MOCKER_BATCHED_TOKENS,
+        timer=MockerTimer(),
+        free_transfers=True,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolSpec:
+    """Equal workers of one role."""
+
+    name: str
+    role: Role
+    replicas: int
+    """Ready at the beginning."""
+    replicas_min: int = 1
+    replicas_max: int = 64
+    engine: EngineSpec = field(default_factory=EngineSpec)
+    startup_s: tuple[float, float] = (60.0, 60.0)
+    """A new worker is ready after a time drawn uniformly between these."""
+
+    @property
+    def gpus(self) -> int:
+        """Accelerators of one worker."""
+        return self.engine.tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetSpec:
+    """One model service and the hardware below it."""
+
+    pools: tuple[PoolSpec, ...]
+    objective: Objective
+    gpus: int | None = None
+    """Accelerators that exist; None: as many as are asked for."""
+    budget_gpus: int | None = None
+    """What the autoscaler may use."""
+    hold_s: float = 30.0
+    """Longest wait of a request for a worker, as the router has it."""
+    hold_max: int = 1000
+    """Most requests that wait."""
+    attempts_max: int = 3
+    drain_max_s: float = 600.0
+    """Requests of a leaving worker that take longer are cut off."""
+    rates_known: bool = True
+    """The router knows the rates of its workers from the capacity model."""
+    expected_output_tokens: int = 256
+    """The router's guess of an answer's length."""
+
+    @property
+    def block_tokens(self) -> int:
+        """Tokens of a KV block: the same in all pools, which hand KV to each other."""
+        return self.pools[0].engine.block_tokens
+
+    def sized(self, **replicas: int) -> FleetSpec:
+        """The same fleet with other numbers of workers at the beginning."""
+        pools = tuple(replace(pool, replicas=replicas.get(pool.name, pool.replicas)) for pool in self.pools)
+        return replace(self, pools=pools)

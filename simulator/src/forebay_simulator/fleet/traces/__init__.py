@@ -1,0 +1,1 @@
+"""Requests to replay: public traces, generators fitted to published statistics, and what scales them."""

@@ -1,0 +1,81 @@
+"""The replay command, from its flags to its table and its file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import orjson
+import pytest
+from typer.testing import CliRunner
+
+from forebay_cli.__main__ import app
+from forebay_cli.errors import CliError
+
+DATA = Path(__file__).resolve().parent.parent / "data" / "traces"
+CONVERSATION = str(DATA / "mooncake_fast25_conversation.jsonl.gz")
+SHORT = ["--trace", CONVERSATION, "--tick", "3s", "--first", "60s", "--block-size", "512", "--ttft", "2s"]
+
+
+def replayed(*flags: str) -> str:
+    result = CliRunner().invoke(app, ["replay", *flags], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def test_policies_are_compared_in_a_table():
+    shown = replayed(*SHORT, "--workers", "4", "-r", "round-robin", "-r", "forebay", "--seeds", "2")
+    assert "mooncake_fast25_conversation.jsonl.gz" in shown
+    assert "2 seeds" in shown
+    lines = shown.splitlines()
+    headings = next(line for line in lines if line.startswith("policy"))
+    assert "attainment %" in headings
+    assert [line.split()[0] for line in lines[lines.index(headings) + 1 :] if line.strip()] == [
+        "round-robin",
+        "forebay",
+    ]
+
+
+def test_the_document_has_each_seed_and_is_written(tmp_path):
+    file = tmp_path / "build" / "run.json"
+    shown = replayed(*SHORT, "--prefill", "2", "--decode", "2", "--seeds", "2", "-o", "json", "--write", str(file))
+    found = orjson.loads(file.read_bytes())
+    assert found == json.loads(shown)
+    (policy,) = found["policies"]
+    assert policy["policy"] == "forebay"
+    assert [one["seed"] for one in policy["seeds"]] == [1, 2]
+    assert 0 < policy["summary"]["attainment"]["mean"] <= 1
+    assert found["objective"] == {"ttft_s": 2.0, "tpot_s": 0.025, "target": 0.95}
+
+
+def test_more_of_a_trace_is_more_requests():
+    def requests(*flags: str) -> int:
+        shown = replayed(*SHORT, "--first", "240s", "--seeds", "1", "-o", "json", *flags)
+        return json.loads(shown)["policies"][0]["seeds"][0]["requests"]
+
+    assert requests("--rate", "3") == pytest.approx(3 * requests(), rel=0.3)  # copies are of other minutes
+
+
+def test_scenarios_are_listed():
+    shown = replayed("--scenario", "list")
+    assert "worker-loss" in shown
+    assert "metrics-loss" in shown
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ([], "name what to replay"),
+        (["--scenario", "nowhere"], "--scenario 'nowhere' is none of ramp"),
+        (["--scenario", "step", "-r", "best"], "--routing 'best' is none of random"),
+        (["--scenario", "step", "-s", "best"], "--scaling 'best' is none of static"),
+        (["--trace", "missing.jsonl"], "cannot read the trace missing.jsonl"),
+        (["--trace", CONVERSATION, "--format", "yaml"], "--format is mooncake, azure or lmcache"),
+        (["--trace", CONVERSATION, "--prefill", "2"], "--prefill and --decode go together"),
+        (["--trace", CONVERSATION, "--model", "llama-3.1-70b"], "No available memory for the cache blocks"),
+        (["--trace", CONVERSATION, "-o", "yaml"], "--output is table or json"),
+    ],
+)
+def test_what_cannot_be_done_is_a_sentence(flags, message):
+    with pytest.raises(CliError, match=message):
+        CliRunner().invoke(app, ["replay", *flags], catch_exceptions=False)
