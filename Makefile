@@ -18,8 +18,13 @@ programs: .venv/.synced ## the Kubernetes programs, built once into a cache outs
 	@.venv/bin/forebay cluster build
 
 .PHONY: demo
-demo: programs ## the whole system on a local cluster, under load (KEEP=1 leaves it up, SAMPLE=file.yaml)
-	@.venv/bin/forebay demo $(if $(KEEP),--keep) $(if $(SAMPLE),--sample $(SAMPLE))
+demo: programs $(if $(filter real,$(ENGINE)),real-engine) ## the whole system under load (KEEP=1 leaves it up, SAMPLE=file.yaml, ENGINE=real)
+	@$(if $(filter real,$(ENGINE)),eval "$$(scripts/real_engine.sh --env)";) \
+	  .venv/bin/forebay demo $(if $(KEEP),--keep) $(if $(SAMPLE),--sample $(SAMPLE)) $(if $(ENGINE),--engine $(ENGINE))
+
+.PHONY: real-engine
+real-engine: ## a real vLLM on CPU with a tiny model (3 minutes, 6.5 GB), for ENGINE=real and the contract tests
+	@scripts/real_engine.sh
 
 .PHONY: test
 test: programs ## every test, the end-to-end ones included

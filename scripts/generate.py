@@ -10,6 +10,7 @@ from pathlib import Path
 
 from chart_values import install_page
 from forebay_api.crds import DEFINITIONS, render_crd
+from metric_table import render_metrics
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -19,7 +20,12 @@ def crds() -> dict[str, str]:
     return {f"charts/forebay/crds/{one.plural}.yaml": render_crd(one) for one in DEFINITIONS}
 
 
-GENERATORS: tuple[Callable[[], dict[str, str]], ...] = (crds, install_page)
+def metrics() -> dict[str, str]:
+    """The table of all metrics."""
+    return {"docs/metrics.md": render_metrics()}
+
+
+GENERATORS: tuple[Callable[[], dict[str, str]], ...] = (crds, install_page, metrics)
 
 
 def main() -> int:

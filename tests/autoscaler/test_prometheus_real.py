@@ -85,6 +85,8 @@ async def test_readings_of_two_services_of_equal_name_never_mix(metrics, client,
         client, lambda service, pool: near(service.arrived_per_s, 20) and near(pool.finished_per_s, 8)
     )
     assert near(service.burst_per_s, 20, 0.4)
+    assert near(service.latest_per_s, 20, 0.5)
+    assert service.scrapes.known in (3, 4)
     assert near(service.refused_per_s, 4, 0.4)
     assert service.in_flight.known == 34
     assert service.pending.known == 4

@@ -102,15 +102,13 @@ async def test_a_cycle_over_a_thousand_pools_takes_less_than_a_second_of_cpu(clu
             fake.services["default", f"svc-{n}"][signal] = [({"le": le}, 10.0) for le in bounds]
     metrics = Metrics()
     actor = Actor(cluster, metrics, identity="test", numbers_interval_s=10)
-    observer = Observer(cluster, Prometheus(URL, fake.http()), fake.queries, tuning=DEMO, stale_after_s=60)
-    loop = Loop(observer, actor, Alone(), metrics, History(2000), interval_s=10)
-    await loop.cycle()
-    assert cluster.writes > POOLS
-    cluster.settle()
     async with fake.record().http() as http:
-        loop.observer = Observer(cluster, Prometheus(URL, http), fake.queries, tuning=DEMO, stale_after_s=60)
-        await loop.cycle()
-        cluster.settle()
+        observer = Observer(cluster, Prometheus(URL, http), fake.queries, tuning=DEMO, stale_after_s=60)
+        loop = Loop(observer, actor, Alone(), metrics, History(2000), interval_s=10)
+        for _ in range(2):
+            await loop.cycle()
+            assert cluster.writes > 0
+            cluster.settle()
         cluster.writes = 0
         took_s = min([await cpu_of_cycle(loop) for _ in range(3)])
     assert cluster.writes == 0, "a steady state needs no write"

@@ -36,7 +36,7 @@ class FakeCluster:
         return copy.deepcopy(found)
 
     async def find(self, resource: Resource, namespace: str | None, labels: Mapping[str, str]) -> list[Manifest]:
-        self._note("list", resource, namespace, "")
+        self._note("find", resource, namespace, "")
         return [
             copy.deepcopy(stored)
             for (kind, where, _), stored in sorted(self.objects.items())
@@ -119,7 +119,7 @@ class FakeCluster:
 
     def writes(self) -> list[tuple[str, str, str]]:
         """Calls that may change something."""
-        return [call for call in self.calls if call[0] not in {"get", "list"}]
+        return [call for call in self.calls if call[0] not in {"get", "find"}]
 
     # How it works.
 

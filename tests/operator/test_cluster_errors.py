@@ -14,6 +14,7 @@ from forebay_operator.errors import (
     ApiForbiddenError,
     ApiInvalidError,
     ApiNotFoundError,
+    ApiTerminatingError,
     ApiUnavailableError,
     LeaseLostError,
 )
@@ -102,6 +103,13 @@ async def test_each_status_is_one_error_that_names_the_call_and_the_reason(statu
             await cluster.apply(DEPLOYMENT, {"metadata": {"namespace": "team", "name": "x"}})
     assert str(raised.value) == f"cannot apply Deployment team/x ({status}): deployments.apps x is wrong"
     assert raised.value.status == status
+
+
+async def test_a_namespace_that_is_being_deleted_is_told_from_a_missing_right():
+    cause = {"reason": "NamespaceTerminating", "message": "namespace team is being terminated"}
+    async with api(403, {"kind": "Status", "message": "forbidden", "details": {"causes": [cause]}}) as (cluster, _):
+        with pytest.raises(ApiTerminatingError):
+            await cluster.create(DEPLOYMENT, {"metadata": {"namespace": "team", "name": "x"}})
 
 
 async def test_an_answer_that_is_no_json_still_tells_something():

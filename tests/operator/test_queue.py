@@ -27,7 +27,7 @@ class FixedRandom(random.Random):
         return 0.0
 
 
-PACE = Pace(backoff_first_s=1.0, backoff_max_s=8.0, backoff_event_s=2.0, resync_s=60.0)
+PACE = Pace(backoff_first_s=1.0, backoff_max_s=8.0, backoff_event_s=2.0, again_s=0.1, resync_s=60.0)
 
 
 @pytest.fixture
@@ -60,11 +60,13 @@ async def test_a_key_is_never_handed_to_two_workers(queue):
     assert await take(queue) is None
 
 
-async def test_an_event_during_a_reconciliation_makes_the_key_due_right_after_it(queue):
+async def test_an_event_during_a_reconciliation_makes_the_key_due_soon_after_it(queue, clock):
     queue.put("a")
     await take(queue)
     queue.put("a")
     queue.done("a")
+    assert await take(queue) is None
+    clock.now_s += PACE.again_s
     assert await take(queue) == "a"
 
 
@@ -123,11 +125,12 @@ async def test_a_forgotten_key_does_not_come_back(queue, clock):
     assert await take(queue) is None
 
 
-async def test_a_key_that_was_put_while_it_was_forgotten_comes_back(queue):
+async def test_a_key_that_was_put_while_it_was_forgotten_comes_back(queue, clock):
     queue.put("a")
     await take(queue)
     queue.put("a")
     queue.forget("a")
+    clock.now_s += PACE.again_s
     assert await take(queue) == "a"
 
 

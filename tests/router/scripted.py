@@ -173,6 +173,8 @@ class ScriptedWorker:
     """Requests in order of arrival, without health and model listing."""
     healthy: bool = True
     connections: set[asyncio.StreamWriter] = field(default_factory=set)
+    accepted: int = 0
+    """Connections so far."""
     port: int = 0
     server: asyncio.Server | None = None
 
@@ -196,6 +198,7 @@ class ScriptedWorker:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections.add(writer)
+        self.accepted += 1
         first = b""
         try:
             while True:

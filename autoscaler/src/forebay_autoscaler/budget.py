@@ -27,12 +27,15 @@ class Wish:
 
 
 def share_budget(wishes: Sequence[Wish], budget_gpus: int) -> list[int]:
-    """Workers of each pool, in order; together at most the budget, unless the least numbers alone exceed it."""
+    """Workers of each pool, in order; together at most the budget, unless the least numbers alone exceed it.
+
+    Every wish is at least the pool's least number.
+    """
     if sum(wish.replicas * wish.gpus for wish in wishes) <= budget_gpus:
         return [wish.replicas for wish in wishes]
-    given = [min(wish.replicas, wish.current) for wish in wishes]
+    given = [max(wish.replicas_min, min(wish.replicas, wish.current)) for wish in wishes]
     if _gpus(wishes, given) > budget_gpus:
-        given = [min(wish.replicas, wish.replicas_min) for wish in wishes]
+        given = [wish.replicas_min for wish in wishes]
     left = budget_gpus - _gpus(wishes, given)
     while True:
         open_pools = [n for n, wish in enumerate(wishes) if given[n] < wish.replicas and wish.gpus <= left]

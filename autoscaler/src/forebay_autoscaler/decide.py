@@ -290,10 +290,9 @@ def _conclude(policy: ServicePolicy, one: Sized, proposal: Proposal) -> tuple[Po
     action = _action(one, proposal)
     told = memory.desired if policy.mode is AutoscalingMode.ADVISE else view.counts.wanted
     news = _is_news(memory, action, told=told, desired=proposal.replicas)
-    waited_s = one.situation.now_s - (memory.unknown_since_s or one.situation.now_s)
-    if action is Action.HOLD and waited_s < policy.tuning.rate_window_s:
+    if action is Action.HOLD and not _is_unknown_for_long(policy, memory, one.situation.now_s):
         # A new service or worker has no rates in its first window: nothing is said, and nothing shrinks.
-        action, news = memory.action or Action.KEEP, False
+        action, news = Action.KEEP, False
     reason = memory.reason
     if news or not reason:
         reason = explain(
@@ -339,6 +338,11 @@ def _is_news(memory: PoolState, action: Action, *, told: int | None, desired: in
         return desired != told
     settled = action is Action.KEEP and memory.action in (Action.GROW, Action.SHRINK)
     return action is not memory.action and not settled
+
+
+def _is_unknown_for_long(policy: ServicePolicy, memory: PoolState, now_s: float) -> bool:
+    since_s = memory.unknown_since_s
+    return since_s is not None and now_s - since_s >= policy.tuning.rate_window_s
 
 
 def _all_unknown(sized: Sequence[Sized]) -> tuple[str, ...]:

@@ -35,6 +35,8 @@ UTILISATION_BOUNDS: Final = (0.4, 0.9)
 """Utilisation to which a prefill worker may be loaded, whatever the formula says."""
 BURST_DEVIATIONS: Final = 1.5
 """Standard deviations by which the burst rate must exceed the mean rate to be taken as a change of demand."""
+LATEST_DEVIATIONS: Final = 2.0
+"""The same for the rate between the last two scrapes, which is looked at more often."""
 PROOF_DEVIATIONS: Final = 2.0
 """Standard deviations above the measured rate for which the workers that remain after shrinking must suffice."""
 
@@ -88,27 +90,32 @@ class Need:
 def demand_rate(signals: ServiceSignals, tuning: Tuning) -> float | None:
     """Requests a second to plan for; None when the arrival rate is unknown.
 
-    A burst counts as far as it is too large to be chance: less 1.5 standard deviations of a Poisson count.
+    The mean over the rate window, or a higher rate that was seen lately, as far as it is too large to be chance: of the
+    burst window and of the last scrape, what remains after some standard deviations of a Poisson count are taken off.
     """
     arrived = signals.arrived_per_s.known
     if arrived is None:
         return None
-    burst = signals.burst_per_s.known or 0.0
-    certain_burst = burst - BURST_DEVIATIONS * math.sqrt(burst / tuning.burst_window_s)
+    burst = _certain_rate(signals.burst_per_s.known, tuning.burst_window_s, BURST_DEVIATIONS)
+    scrape_s = tuning.burst_window_s / max(1.0, signals.scrapes.known or 1.0)
+    latest = _certain_rate(signals.latest_per_s.known, scrape_s, LATEST_DEVIATIONS)
     refused = signals.refused_per_s.known or 0.0
-    return max(0.0, max(arrived, certain_burst) - min(refused, arrived))
+    return max(0.0, max(arrived, burst, latest) - min(refused, arrived))
+
+
+def _certain_rate(rate_per_s: float | None, window_s: float, deviations: float) -> float:
+    return 0.0 if rate_per_s is None else rate_per_s - deviations * math.sqrt(rate_per_s / window_s)
 
 
 def waiting_in_workers(signals: PoolSignals) -> float | None:
-    """Requests that wait in the engines, never more than the router has there; None when unknown.
+    """Requests that wait in the engines, never more than the router has there beside those in work; None when unknown.
 
-    Series of workers that are gone can outlive them in a metrics store. The router's own count cannot: what waits in the
-    workers and what runs there is at most what the router has in flight to them.
+    Series of workers that are gone can outlive them in a metrics store; the router's own count does not.
     """
-    waiting, in_flight = signals.waiting.known, signals.in_flight.known
+    waiting, in_flight, running = signals.waiting.known, signals.in_flight.known, signals.running.known
     if waiting is None or in_flight is None:
         return waiting
-    return min(waiting, max(0.0, in_flight))
+    return min(waiting, max(0.0, in_flight - (running or 0.0)))
 
 
 def running_in_workers(signals: PoolSignals) -> float | None:

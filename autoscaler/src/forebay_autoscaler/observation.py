@@ -19,6 +19,10 @@ class ServiceSignals:
     """Requests that arrived, over the rate window."""
     burst_per_s: Reading = UNKNOWN
     """The same over the short burst window."""
+    latest_per_s: Reading = UNKNOWN
+    """The same between the last two scrapes."""
+    scrapes: Reading = UNKNOWN
+    """Scrapes of a router within the burst window."""
     refused_per_s: Reading = UNKNOWN
     """Requests answered with a client error: they asked for no work."""
     in_flight: Reading = UNKNOWN

@@ -29,7 +29,7 @@ class Tuning:
     """Window of rates and means."""
     burst_window_s: float = 20.0
     """Short window that sees a step early."""
-    drain_horizon_s: float = 30.0
+    drain_horizon_s: float = 15.0
     """Time in which a backlog should be worked off."""
     headroom: float = 0.1
     """Least share of capacity above the mean load that is kept free."""

@@ -21,6 +21,8 @@ class Signal(StrEnum):
     ROUTER_SEEN = "router_seen"
     ARRIVED = "arrived"
     BURST = "burst"
+    LATEST = "latest"
+    SCRAPES = "scrapes"
     REFUSED = "refused"
     IN_FLIGHT = "in_flight"
     PENDING = "pending"
@@ -60,15 +62,18 @@ def build_queries(tuning: Tuning, *, attainment_window_s: float, namespaces: Seq
         selected = series(name, extra)
         return f"sum by ({by}) (rate({selected}[{over}]) and {selected})"
 
+    arrived = series(_ROUTER + "requests_arrived_total")
     running = series("vllm:num_requests_running")
     waiting = series("vllm:num_requests_waiting_by_reason", 'reason="capacity"')
     # Older engines have only the total, which also counts requests that wait for a KV transfer or an adapter.
     waiting_or_total = f"{waiting} or on (namespace, pod, engine) {series('vllm:num_requests_waiting')}"
     client_errors = 'code=~"4..", code!~"408|429|499"'
     return {
-        Signal.ROUTER_SEEN: f"max by ({_SERVICE}) (timestamp({series(_ROUTER + 'requests_arrived_total')}))",
+        Signal.ROUTER_SEEN: f"max by ({_SERVICE}) (timestamp({arrived}))",
         Signal.ARRIVED: rate(_ROUTER + "requests_arrived_total", window),
         Signal.BURST: rate(_ROUTER + "requests_arrived_total", burst),
+        Signal.LATEST: f"sum by ({_SERVICE}) (irate({arrived}[{burst}]) and {arrived})",
+        Signal.SCRAPES: f"max by ({_SERVICE}) (count_over_time({arrived}[{burst}]))",
         Signal.REFUSED: rate(_ROUTER + "responses_total", window, extra=client_errors),
         Signal.IN_FLIGHT: f"sum by ({_SERVICE}) ({series(_ROUTER + 'requests_in_flight')})",
         Signal.PENDING: f"sum by ({_SERVICE}) ({series(_ROUTER + 'requests_pending')})",

@@ -142,7 +142,7 @@ _OPTIONS: Final = (
         "--drain-horizon",
         None,
         _duration,
-        "time in which waiting requests should be worked off; half a rate window by default",
+        "time in which waiting requests should be worked off; a quarter of the rate window by default",
         "TIME",
     ),
     _Option(
@@ -191,7 +191,7 @@ def parse_settings(arguments: Sequence[str], environment: Mapping[str, str]) -> 
         tuning=Tuning(
             rate_window_s=given["rate_window"],
             burst_window_s=given["burst_window"],
-            drain_horizon_s=given["drain_horizon"] or given["rate_window"] / 2,
+            drain_horizon_s=given["drain_horizon"] or given["rate_window"] / 4,
         ),
         elects=given["leader_election"],
         lease_name=given["lease_name"],

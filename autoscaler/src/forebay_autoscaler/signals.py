@@ -43,6 +43,8 @@ class Signals:
         return ServiceSignals(
             arrived_per_s=arrived,
             burst_per_s=one(Signal.BURST),
+            latest_per_s=one(Signal.LATEST),
+            scrapes=one(Signal.SCRAPES),
             # A code's series may begin with its first answer: none beside known arrivals is zero.
             refused_per_s=one(Signal.REFUSED) | (TRUE_ZERO if arrived.known is not None else UNKNOWN),
             in_flight=one(Signal.IN_FLIGHT),
@@ -97,8 +99,8 @@ class Signals:
 
 
 _SERVICE_SIGNALS = (
-    Signal.ROUTER_SEEN, Signal.ARRIVED, Signal.BURST, Signal.REFUSED, Signal.IN_FLIGHT, Signal.PENDING, Signal.TTFT, Signal.TPOT,
-    Signal.PROMPT_TOKENS, Signal.CACHED_TOKENS, Signal.OUTPUT_TOKENS, Signal.VERDICTS,
+    Signal.ROUTER_SEEN, Signal.ARRIVED, Signal.BURST, Signal.LATEST, Signal.SCRAPES, Signal.REFUSED, Signal.IN_FLIGHT,
+    Signal.PENDING, Signal.TTFT, Signal.TPOT, Signal.PROMPT_TOKENS, Signal.CACHED_TOKENS, Signal.OUTPUT_TOKENS, Signal.VERDICTS,
 )  # fmt: skip
 _POOL_SIGNALS = (
     Signal.WORKERS_SEEN, Signal.RUNNING, Signal.RUNNING_MEAN, Signal.WAITING, Signal.SERVICE_SUM, Signal.SERVICE_COUNT,

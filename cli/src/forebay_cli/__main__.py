@@ -15,7 +15,7 @@ from forebay_cli import cluster
 from forebay_cli.errors import CliError
 from forebay_cli.plan import EXAMPLES as PLAN_EXAMPLES
 from forebay_cli.plan import plan
-from forebay_cli.system import ROOT
+from forebay_cli.scenario import EngineChoice
 from forebay_localcluster.errors import LocalClusterError
 
 app = typer.Typer(
@@ -40,18 +40,29 @@ def forebay() -> None:
 def demo(
     *,
     sample: Annotated[
-        Path, typer.Option(help="ModelService to serve.", exists=True, dir_okay=False, metavar="FILE")
-    ] = ROOT / "deploy" / "local" / "demo.yaml",
+        Path | None,
+        typer.Option(
+            help="ModelService to serve. [default: deploy/local/demo.yaml]", exists=True, dir_okay=False, metavar="FILE"
+        ),
+    ] = None,
+    engine: Annotated[
+        EngineChoice, typer.Option(help="A simulated engine, or a real vLLM on this CPU (`make real-engine`).")
+    ] = EngineChoice.SIMULATED,
     keep: Annotated[bool, typer.Option("--keep", help="Leave the cluster up afterwards.")] = False,
 ) -> None:
     """Show the whole system at work on a local cluster, under a load that steps up and down.
 
     Takes less than three minutes once the programs are built. Writes build/demo/summary.json.
     """
-    from forebay_cli.demo import demo as run  # noqa: PLC0415  # the other commands start faster without its clients
+    from forebay_cli import scenario  # noqa: PLC0415  # the other commands start faster without these
+    from forebay_cli.demo import demo as run  # noqa: PLC0415
 
+    if engine is EngineChoice.REAL and sample is not None:
+        raise CliError("--sample and --engine real exclude one another: the real engine has a sample of its own")
+    chosen = scenario.real() if engine is EngineChoice.REAL else scenario.simulated(sample or scenario.SAMPLE)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # an end by SIGTERM cleans up as Ctrl-C does
-    raise typer.Exit(run(Console(), sample=sample, keep=keep))
+    console = Console(width=None if sys.stdout.isatty() else 160)
+    raise typer.Exit(run(console, chosen, keep=keep))
 
 
 def main() -> None:

@@ -11,27 +11,24 @@ import contextlib
 import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
-import yaml
 from rich.console import Console
 from rich.table import Table
 
-from forebay_api.modelservice import ModelService
-from forebay_api.objective import Objective
-from forebay_cli.load import LoadGenerator, LoadReport, Stage, Workload
+from forebay_cli.load import LoadGenerator, LoadReport, Stage
 from forebay_cli.observation import ServiceReader, reading
-from forebay_cli.system import ROOT, NodeOptions, System, simulated_nodes
+from forebay_cli.scenario import Scenario
+from forebay_cli.system import ROOT, System, simulated_nodes
 from forebay_cli.timeline import Timeline
 from forebay_localcluster.cluster import Cluster
 
 OBSERVE_S: Final = 0.4
 TELL_LOAD_S: Final = 5.0
 SETTLE_TIMEOUT_S: Final = 90.0
+KEPT: Final = "demo"
+"""Name of the cluster."""
 SUMMARY: Final = ROOT / "build" / "demo" / "summary.json"
-STAGES: Final = (Stage(rate_rps=3, duration_s=12), Stage(rate_rps=18, duration_s=35), Stage(rate_rps=2, duration_s=30))
 
 STYLES: Final = {"pool": "bold cyan", "worker": "green", "condition": "yellow", "load": "white", "step": "bold"}
 
@@ -54,28 +51,6 @@ class Narrator:
             f"[dim]{self.elapsed_s():6.1f}s[/dim]  [{style}]{subject:<9}[/{style}]  ", end="", highlight=False
         )
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Subject:
-    """The sample that the demo applies."""
-
-    file: Path
-    name: str
-    model: str
-    objective: Objective
-
-    @classmethod
-    def read(cls, file: Path) -> "Subject":
-        """The model service of a file."""
-        body: Mapping[str, Any] = yaml.safe_load(file.read_text(encoding="utf-8"))
-        service = ModelService.model_validate(body)
-        return cls(
-            file=file,
-            name=body["metadata"]["name"],
-            model=service.spec.model.name,
-            objective=service.spec.objective.to_objective(),
-        )
 
 
 async def observe(reader: ServiceReader, timeline: Timeline, narrator: Narrator) -> None:
@@ -127,18 +102,16 @@ async def settle(timeline: Timeline) -> bool:
     return False
 
 
-async def drive(
-    system: System, subject: Subject, narrator: Narrator, stages: Sequence[Stage]
-) -> tuple[LoadReport, Timeline, bool]:
+async def drive(system: System, scenario: Scenario, narrator: Narrator) -> tuple[LoadReport, Timeline, bool]:
     """Load the service in stages while watching it; the report, the timeline, whether it settled."""
     timeline = Timeline()
-    generator = LoadGenerator(system.router_url(), Workload(model=subject.model), subject.objective)
-    async with reading(system.cluster.kubeconfig, namespace="default", service=subject.name) as reader:
+    generator = LoadGenerator(system.router_url(), scenario.workload, scenario.objective)
+    async with reading(system.cluster.kubeconfig, namespace="default", service=scenario.name) as reader:
         watching = asyncio.create_task(observe(reader, timeline, narrator))
         telling = asyncio.create_task(tell_load(generator, narrator))
-        announcing = asyncio.create_task(tell_stages(stages, narrator))
+        announcing = asyncio.create_task(tell_stages(scenario.stages, narrator))
         try:
-            report = await generator.run(stages)
+            report = await generator.run(scenario.stages)
             telling.cancel()
             narrator.say("load", "ended; the pools may shrink now")
             settled = await settle(timeline)
@@ -186,43 +159,51 @@ def summary_table(summary: Mapping[str, Any]) -> Table:
     return table
 
 
-def run_on(cluster: Cluster, subject: Subject, narrator: Narrator) -> dict[str, Any]:
+def run_on(cluster: Cluster, scenario: Scenario, narrator: Narrator) -> dict[str, Any]:
     """The demo on a running cluster; the summary."""
     system = System(cluster)
     narrator.say("step", "helm install charts/forebay")
     system.install()
-    narrator.say("step", f"kubectl apply -f {subject.file.name}")
-    system.apply(subject.file)
-    took_s = system.wait_ready(subject.name)
-    narrator.say("step", f"{subject.name} is ready {took_s:.1f} s after apply")
-    report, timeline, settled = asyncio.run(drive(system, subject, narrator, STAGES))
+    narrator.say("step", f"kubectl apply -f {scenario.file.name}")
+    system.apply(scenario.file)
+    took_s = system.wait_ready(scenario.name, timeout_s=scenario.ready_timeout_s)
+    narrator.say("step", f"{scenario.name} is ready {took_s:.1f} s after apply")
+    report, timeline, settled = asyncio.run(drive(system, scenario, narrator))
     return summarise(report, timeline, settled=settled, elapsed_s=narrator.elapsed_s())
 
 
-def demo(console: Console, *, sample: Path, keep: bool) -> int:
+def _print_where(console: Console, cluster: Cluster) -> None:
+    """What a person types to look around on a cluster that stays up."""
+    console.print(
+        f'The cluster stays up. Look around:  eval "$(.venv/bin/forebay cluster env -n {cluster.name})"',
+        highlight=False,
+    )
+    console.print("                                    kubectl get msvc,wp,pods -A", highlight=False)
+    console.print(
+        f"End it:                             .venv/bin/forebay cluster down -n {cluster.name}", highlight=False
+    )
+
+
+def demo(console: Console, scenario: Scenario, *, keep: bool) -> int:
     """Run the demo; exit status 1 when a request failed or the pools did not come back."""
-    subject = Subject.read(sample)
     narrator = Narrator(console)
-    name = "demo"
     with contextlib.ExitStack() as stack:
-        nodes = simulated_nodes(NodeOptions())
+        nodes = simulated_nodes(scenario.nodes)
         narrator.say(
             "step", "cluster up: etcd, API server, controller manager, scheduler, Prometheus, two nodes of 8 H100"
         )
         if keep:
-            cluster = Cluster(name)
+            cluster = Cluster(KEPT)
             cluster.down()
-            cluster.up(extras=nodes, heard=lambda _program, _state: None)
+            cluster.up(extras=nodes)
         else:
-            cluster = stack.enter_context(Cluster.temporary(name, extras=nodes))
-        summary = run_on(cluster, subject, narrator)
-        if keep:
-            console.print(
-                f'The cluster stays up. Look around:  eval "$(forebay cluster env --name {name})"', highlight=False
-            )
-            console.print(f"End it:  forebay cluster down --name {name}", highlight=False)
+            cluster = stack.enter_context(Cluster.temporary(KEPT, extras=nodes))
+        summary = run_on(cluster, scenario, narrator)
+        narrator.say("step", "the cluster stays up" if keep else "cluster down")
     SUMMARY.parent.mkdir(parents=True, exist_ok=True)
     SUMMARY.write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
     console.print(summary_table(summary))
     console.print(f"written to {SUMMARY.relative_to(ROOT)}", highlight=False)
+    if keep:
+        _print_where(console, cluster)
     return 0 if summary["failed"] == 0 and summary["back_at_the_start"] else 1

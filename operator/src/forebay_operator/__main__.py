@@ -8,7 +8,7 @@ reconcilers beside the elector. The process ends
 
 - with 0 after SIGTERM or SIGINT: reconcilers are stopped first, then the Lease is given back, so the next leader starts at
   once;
-- with 1, immediately and without cleaning up, when the Lease is lost: another process may be acting already;
+- with 1, immediately and without cleaning up, when another process has the Lease;
 - with 1 when a watch or a task ends unexpectedly. Kubernetes starts the container again.
 """
 
@@ -35,6 +35,8 @@ from forebay_operator.settings import Settings, load_settings
 _log = logging.getLogger(__name__)
 
 FAILED: Final = 1
+GUARD_PERIOD_S: Final = 0.2
+"""How often a leader without a good lease looks whether somebody else has it."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -94,9 +96,8 @@ async def _take_part(leader: Leader, elector: Elector, stop: asyncio.Event) -> N
     try:
         if not await _stand_by(elector, leader.health, stop):
             return
-        leader.metrics.leader.set(1)
-        leader.health.leading = True
-        guarding = asyncio.create_task(_exit_when_lost(elector), name="lease guard")
+        _set_leading(leader, leading=True)
+        guarding = asyncio.create_task(_guard_lease(elector, leader), name="lease guard")
         await leader.run(stop)
     finally:
         if guarding is not None:
@@ -120,12 +121,33 @@ async def _stand_by(elector: Elector, health: Health, stop: asyncio.Event) -> bo
         stopping.cancel()
 
 
-async def _exit_when_lost(elector: Elector) -> NoReturn:
-    """End the process at once when the lease is lost; nothing is flushed or given back, since another may act already."""
-    await elector.until_lost()
-    _log.error("the lease is lost; the process ends at once")
-    logging.shutdown()
-    os._exit(FAILED)
+async def _guard_lease(elector: Elector, leader: Leader) -> NoReturn:
+    """Follow the lease while leading.
+
+    A lease that could not be renewed in time is not good any more, and the guarded client refuses every write from that moment
+    on. As long as nobody else has taken it (the API server was away, so nobody could), the process waits and goes on when it
+    is renewed. When somebody else has it, the process ends at once: its successor starts from fresh reads, and so will it.
+    """
+    while True:
+        await elector.until_lost()
+        _set_leading(leader, leading=False)
+        _log.warning("the lease could not be renewed in time; nothing is written until it is")
+        regaining = asyncio.create_task(elector.until_leading(), name="until leading again")
+        try:
+            while not regaining.done():
+                if elector.holder != elector.identity:
+                    _log.error("the lease is held by %s; the process ends at once", elector.holder)
+                    logging.shutdown()
+                    os._exit(FAILED)
+                await asyncio.wait({regaining}, timeout=GUARD_PERIOD_S)
+        finally:
+            regaining.cancel()
+        _set_leading(leader, leading=True)
+
+
+def _set_leading(leader: Leader, *, leading: bool) -> None:
+    leader.metrics.leader.set(int(leading))
+    leader.health.leading = leading
 
 
 async def _beat(health: Health) -> None:

@@ -25,6 +25,7 @@ from forebay_operator.errors import (
     ApiForbiddenError,
     ApiInvalidError,
     ApiNotFoundError,
+    ApiTerminatingError,
     ApiUnavailableError,
     LeaseLostError,
 )
@@ -189,7 +190,11 @@ class KubernetesCluster:
 
 def _error(call: ApiCall, status: int, payload: bytes) -> ApiError:
     """The leaf of the error tree for one answer."""
-    message = _message(payload)
+    answer = _status(payload)
+    message = str(answer.get("message") or payload.decode(errors="replace")[:MESSAGE_LENGTH_MAX])
+    causes = (answer.get("details") or {}).get("causes") or []
+    if status == 403 and any(cause.get("reason") == "NamespaceTerminating" for cause in causes):
+        return ApiTerminatingError(call, message, status)
     if status in {401, 403}:
         return ApiForbiddenError(call, message, status)
     if status == 404:
@@ -201,16 +206,13 @@ def _error(call: ApiCall, status: int, payload: bytes) -> ApiError:
     return ApiInvalidError(call, message, status)
 
 
-def _message(payload: bytes) -> str:
-    """The message of a Kubernetes Status, else the start of the text."""
-    text = payload.decode(errors="replace")
+def _status(payload: bytes) -> Manifest:
+    """The Kubernetes Status that an error answer carries; empty when it carries something else."""
     try:
-        status: Any = json.loads(text)
+        status: Any = json.loads(payload)
     except ValueError:
-        status = None
-    if isinstance(status, dict) and status.get("message"):
-        return str(status["message"])
-    return text[:MESSAGE_LENGTH_MAX]
+        return {}
+    return status if isinstance(status, dict) else {}
 
 
 async def load_configuration() -> kubernetes_client.Configuration:

@@ -4,7 +4,8 @@
   - ApiError: a call to the API server failed; names operation, kind, namespace and object
     - ApiUnavailableError: no answer, 5xx or 429; the same call may work later
     - ApiConflictError: somebody else changed or owns the object (409)
-    - ApiForbiddenError: the service account may not do this (401, 403)
+    - ApiTerminatingError: the namespace is being deleted, so nothing can be made in it (a kind of 403)
+  - ApiForbiddenError: the service account may not do this (401, 403)
     - ApiNotFoundError: the object, its namespace or its kind does not exist (404)
     - ApiInvalidError: the API server refused the content (400, 422 and the rest of 4xx)
   - SettingError: a setting that cannot be parsed; names it and what is expected
@@ -57,6 +58,10 @@ class ApiConflictError(ApiError):
 
 class ApiForbiddenError(ApiError):
     """The service account lacks the right."""
+
+
+class ApiTerminatingError(ApiError):
+    """The namespace is being deleted."""
 
 
 class ApiNotFoundError(ApiError):

@@ -34,7 +34,7 @@ from forebay_operator.reconcile.loop import ReconcileLoop, Reconciler
 from forebay_operator.reconcile.model_service import ModelServiceReconciler
 from forebay_operator.reconcile.reporting import Reporter
 from forebay_operator.reconcile.worker_pool import WorkerPoolReconciler
-from forebay_operator.resources import ACCELERATOR_CLASS, MODEL_SERVICE, WORKER_POOL
+from forebay_operator.resources import ACCELERATOR_CLASS, MODEL_SERVICE, WORKER_POOL, Resource
 from forebay_operator.settings import Settings
 
 _log = logging.getLogger(__name__)
@@ -59,7 +59,8 @@ class Leader:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Lead until `stop` is set; raises what ended a watch or a reconciler unexpectedly."""
-        await self._wait_for_kinds()
+        if not await self._wait_for_kinds(stop):
+            return
         queue: KeyedQueue[ObjectKey] = KeyedQueue(self.settings.pace, now=time.monotonic, rng=random.Random())  # noqa: S311 - jitter
         async with httpx.AsyncClient(timeout=self.settings.worker_timeout_s, trust_env=False) as http:
             loop = ReconcileLoop(queue, self._reconcilers(http), self.metrics)
@@ -127,21 +128,33 @@ class Leader:
             ),
         }
 
-    async def _wait_for_kinds(self) -> None:
-        """Wait until the three kinds are served; Kopf would start without them and never look again."""
+    async def _wait_for_kinds(self, stop: asyncio.Event) -> bool:
+        """Wait until the three kinds are served, which Kopf would start without and never look for again.
+
+        False when told to stop first.
+        """
         namespace = self.settings.namespaces[0] if self.settings.namespaces else None
         for resource in (MODEL_SERVICE, WORKER_POOL, ACCELERATOR_CLASS):
-            while True:
-                try:
-                    await self.cluster.find(resource, namespace, {})
-                    break
-                except ApiNotFoundError as e:
-                    self.health.not_ready_because = f"the {resource.kind} CRD is not installed"
-                    _log.error("the %s CRD is not installed, apply the chart's CRDs: %s", resource.kind, e)
-                except ApiError as e:
-                    self.health.not_ready_because = str(e)
-                    _log.warning("cannot list %s: %s", resource.plural, e)
-                await asyncio.sleep(RETRY_S)
+            while not await self._is_served(resource, namespace):
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(RETRY_S):
+                        await stop.wait()
+                if stop.is_set():
+                    return False
+        return True
+
+    async def _is_served(self, resource: Resource, namespace: str | None) -> bool:
+        try:
+            await self.cluster.find(resource, namespace, {})
+        except ApiNotFoundError as e:
+            self.health.not_ready_because = f"the {resource.kind} CRD is not installed"
+            _log.error("the %s CRD is not installed, apply the chart's CRDs: %s", resource.kind, e)
+        except ApiError as e:
+            self.health.not_ready_because = str(e)
+            _log.warning("cannot list %s: %s", resource.plural, e)
+        else:
+            return True
+        return False
 
 
 async def _end(task: asyncio.Task[None]) -> None:

@@ -5,10 +5,15 @@ same three keys, so that one query finds every line on one object whoever wrote 
 """
 
 import logging
+import re
 import sys
-from typing import Any
+from typing import Any, Final
 
 from pythonjsonlogger.json import JsonFormatter
+
+RETRY_LINE: Final = re.compile(r"Request attempt #(\d+)/\d+ failed; will retry")
+RETRY_LINES_EVERY: Final = 15
+"""Of so many attempts of one watch, one is logged: about two lines a minute."""
 
 
 class _ObjectFilter(logging.Filter):
@@ -30,6 +35,17 @@ def about(kind: str, namespace: str, name: str, **more: Any) -> dict[str, Any]:
     return {"object_kind": kind, "object_namespace": namespace, "object_name": name, **more}
 
 
+class _RetryFilter(logging.Filter):
+    """Thins out what Kopf says while a watch cannot connect: an error a watch and attempt, for as long as that lasts."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        found = RETRY_LINE.match(record.getMessage())
+        if found is None:
+            return True
+        record.levelno, record.levelname = logging.WARNING, "WARNING"
+        return int(found.group(1)) % RETRY_LINES_EVERY == 1
+
+
 class _Formatter(JsonFormatter):
     """Renames the object keys, which the logging module would not take under their own names."""
 
@@ -44,6 +60,7 @@ def set_up_logging(*, level: str, log_format: str) -> None:
     """Send every logger of the process to standard error in one format."""
     handler = logging.StreamHandler(sys.stderr)
     handler.addFilter(_ObjectFilter())
+    handler.addFilter(_RetryFilter())
     if log_format == "json":
         handler.setFormatter(
             _Formatter(

@@ -4,8 +4,8 @@ The rules, after client-go's work queue:
 
 - A key is *due* at most once. Putting a due key again changes nothing (or brings it forward), so a burst of a thousand
   events on one object costs one reconciliation.
-- A key that is *taken* is not handed out again until `done`. If it was put meanwhile it becomes due right then: the worker
-  may have read the object before that event, so it must look again.
+- A key that is *taken* is not handed out again until `done`. If it was put meanwhile it becomes due `again_s` later: the
+  worker may have read the object before that event, so it must look again; the pause gathers the rest of a burst.
 - A failed key comes back after `backoff_first_s * 2 ** (failures - 1)`, at most `backoff_max_s`, with a jitter of up to a
   fifth, so that keys which failed together (an API server restart) do not come back together. Success resets the count.
 - A successful key comes back after `resync_s`, jittered as well, whatever happens: what no event told (a missed watch event,
@@ -38,6 +38,8 @@ class Pace:
     """Longest pause after failures."""
     backoff_event_s: float = 2.0
     """What an event shortens a pause after failures to."""
+    again_s: float = 0.1
+    """Pause between two reconciliations of a key while events keep coming."""
     resync_s: float = 300.0
     """Pause after success when nothing happens."""
 
@@ -110,13 +112,13 @@ class KeyedQueue(Generic[Key]):
         self._taken.discard(key)
         if key in self._again:
             self._again.discard(key)
-            self._schedule(key, self._now())
+            self._schedule(key, self._now() + self._pace.again_s)
 
     def _give_back(self, key: Key, delay_s: float) -> None:
         self._taken.discard(key)
         if key in self._again:
             self._again.discard(key)
-            delay_s = 0.0
+            delay_s = min(delay_s, self._pace.again_s)
         self._schedule(key, self._now() + delay_s)
 
     def _schedule(self, key: Key, due_at: float) -> None:

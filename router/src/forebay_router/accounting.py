@@ -40,6 +40,14 @@ class Record:
     prefill_worker: str | None = None
     attempts: int = 0
 
+    def note_status(self, status: int) -> None:
+        """Outcome of a complete answer by its status; a client error has none."""
+        if status < 400:
+            self.outcome = Outcome.FINISHED
+        elif status >= 500 or status == 429:
+            self.outcome = Outcome.REJECTED if status in {429, 503} else Outcome.FAILED
+            self.reason = FailureReason.WORKER_ERROR
+
     @property
     def ttft_s(self) -> float | None:
         """Time to first token, where it was seen."""

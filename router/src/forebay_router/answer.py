@@ -15,15 +15,20 @@ task switch.
 """
 
 import asyncio
+import re
+import time
 from collections.abc import Callable
 from enum import Enum, auto
 
 from forebay_router.errors import FailureReason, WorkerFailure
-from forebay_router.headers import Headers, find
+from forebay_router.headers import Headers, index
 from forebay_router.sse import EventScanner
 
 WHOLE_MAX_BYTES = 1024 * 1024
 """A JSON answer above this size is passed on while it comes."""
+_SIZE_LINE = re.compile(rb"([0-9A-Fa-f]{1,7})\r\n").match
+_COLON = 0x3A
+"""First byte of a comment."""
 
 
 class Passing(Enum):
@@ -41,8 +46,10 @@ class Answer:
         "_buffer",
         "_buffered_bytes",
         "_detach",
+        "chunk_sink",
         "closed",
         "complete",
+        "fields",
         "first_byte_deadline_s",
         "headers",
         "idle_limit_s",
@@ -65,6 +72,8 @@ class Answer:
         """Done when the answer has come to its end; raises WorkerFailure."""
         self.status = 0
         self.headers: Headers = []
+        self.fields: dict[bytes, bytes] = {}
+        """Headers by name."""
         self.length: int | None = None
         """Content-Length, where there is one."""
         self.passing = Passing.PIECES
@@ -73,6 +82,8 @@ class Answer:
         """Reads the event stream; taken away when the answer is none."""
         self.sink: Callable[[bytes], None] | None = None
         """Takes each part as it comes, once the relay has set it."""
+        self.chunk_sink: Callable[[bytes], None] | None = None
+        """Takes whole chunks with their framing, when the client's answer is chunked too."""
         self.paused = False
         """The client does not keep up: silence is not the worker's."""
         self.last_byte_s = now_s
@@ -97,22 +108,45 @@ class Answer:
         """The head is complete."""
         self.status = status
         self.headers = headers
+        fields = self.fields = index(headers)
         self.last_byte_s = now_s
-        length = find(headers, b"content-length")
+        length = fields.get(b"content-length")
         self.length = int(length) if length is not None else None
         if self.whole_max_bytes > WHOLE_MAX_BYTES:
             self.passing = Passing.WHOLE
             return
-        content_type = find(headers, b"content-type") or b""
-        encoded = (find(headers, b"content-encoding") or b"identity").lower() != b"identity"
+        content_type = fields.get(b"content-type", b"")
         if content_type.startswith(b"text/event-stream") and status == 200:
             self.passing = Passing.EVENTS
-            if encoded:
+            if self.encoded:
                 self.scanner = None
             return
         self.scanner = None
         if content_type.startswith(b"application/json"):
             self.passing = Passing.WHOLE
+
+    @property
+    def encoded(self) -> bool:
+        """The body has a content encoding, so nothing can be read in it."""
+        return self.fields.get(b"content-encoding", b"identity").lower() != b"identity"
+
+    def pass_chunk(self, data: bytes) -> bool:
+        """Pass on a read that is one whole chunk of plain content, as it is; False leaves it to be parsed."""
+        sink, scanner = self.chunk_sink, self.scanner
+        if sink is None or scanner is None or data[-4:] != b"\n\n\r\n":
+            return False
+        size_line = _SIZE_LINE(data)
+        if size_line is None:
+            return False
+        start = size_line.end()
+        if int(size_line[1], 16) != len(data) - start - 2 or data[start] == _COLON:
+            return False
+        now_s = time.monotonic()
+        if not scanner.passes(data, now_s):
+            return False
+        self.last_byte_s = now_s
+        sink(data)
+        return True
 
     def take_in(self, block: bytes, now_s: float) -> None:
         """A part of the body, without transfer coding."""
@@ -160,7 +194,7 @@ class Answer:
     def abandon(self) -> None:
         """Nobody wants the rest: the worker's connection is closed at once, which makes the engine stop."""
         detach, self._detach = self._detach, None
-        self.sink = None
+        self.sink = self.chunk_sink = None
         if detach is not None:
             detach()
 

@@ -70,8 +70,12 @@ class Snapshot:
     mixed: tuple[Candidate, ...] = ()
     prefill: tuple[Candidate, ...] = ()
     decode: tuple[Candidate, ...] = ()
+    alone: tuple[Candidate, ...] = ()
+    """Those that can answer without a partner: Mixed and Decode."""
     timed: bool = False
     """Every candidate's rates are known, so work is in seconds."""
+    limited: bool = False
+    """Some candidate has a limit."""
 
     @classmethod
     def of(cls, candidates: Sequence[Candidate]) -> "Snapshot":
@@ -80,13 +84,10 @@ class Snapshot:
             mixed=tuple(one for one in candidates if one.role is Role.MIXED),
             prefill=tuple(one for one in candidates if one.role is Role.PREFILL),
             decode=tuple(one for one in candidates if one.role is Role.DECODE),
+            alone=tuple(one for one in candidates if one.role is not Role.PREFILL),
             timed=bool(candidates) and all(one.rates is not None for one in candidates),
+            limited=any(one.limit is not None for one in candidates),
         )
-
-    @property
-    def empty(self) -> bool:
-        """No candidate that can answer alone or in a pair."""
-        return not self.mixed and not self.decode
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,10 +122,14 @@ class Choice:
     prefill: Candidate | None
     """Computes the prompt, when that is another worker."""
     reason: Reason
-    work: float
-    """Outstanding work of `worker` before this request: seconds where the snapshot is timed, else requests."""
-    considered: tuple[tuple[str, float], ...]
-    """Every candidate's uid and outstanding work, for people who ask why."""
+    candidates: tuple[Candidate, ...]
+    """All that were considered."""
+    works: tuple[float, ...]
+    """Outstanding work of each before this request: seconds where the snapshot is timed, else requests."""
+
+    def work_before(self, candidate: Candidate) -> float:
+        """Outstanding work of one of the candidates when the choice was made."""
+        return self.works[self.candidates.index(candidate)]
 
 
 def work_of(candidate: Candidate, *, timed: bool) -> float:
@@ -137,28 +142,33 @@ def work_of(candidate: Candidate, *, timed: bool) -> float:
     )
 
 
-def _usable(candidates: tuple[Candidate, ...], excluded: frozenset[str]) -> tuple[Candidate, ...] | list[Candidate]:
+def _works(candidates: Sequence[Candidate], *, timed: bool) -> list[float]:
+    if timed:
+        return [work_of(one, timed=True) for one in candidates]
+    return [one.load.requests for one in candidates]
+
+
+def _usable(candidates: tuple[Candidate, ...], demand: Demand, snapshot: Snapshot) -> tuple[Candidate, ...]:
     """Candidates that did not fail on this request and have room."""
-    if not excluded and all(one.limit is None for one in candidates):
+    excluded = demand.excluded
+    if not excluded and not snapshot.limited:
         return candidates
-    return [
+    return tuple(
         one for one in candidates if one.uid not in excluded and (one.limit is None or one.load.requests < one.limit)
-    ]
+    )
 
 
-def _least(candidates: Sequence[Candidate], work: Sequence[float], rng: Random) -> int:
+def _least(works: Sequence[float], rng: Random) -> int:
     """Index of the least work; ties at random."""
-    if len(candidates) == 1:
+    if len(works) == 1:
         return 0
-    lowest = min(work)
-    first = work.index(lowest)
-    ties = work.count(lowest)
-    if ties == 1:
-        return first
-    wanted = int(rng.random() * ties)
-    for _ in range(wanted):
-        first = work.index(lowest, first + 1)
-    return first
+    lowest = min(works)
+    index = works.index(lowest)
+    ties = works.count(lowest)
+    if ties > 1:
+        for _ in range(int(rng.random() * ties)):
+            index = works.index(lowest, index + 1)
+    return index
 
 
 def choose(demand: Demand, snapshot: Snapshot, rng: Random, now_s: float) -> Choice | None:  # noqa: ARG001
@@ -166,21 +176,20 @@ def choose(demand: Demand, snapshot: Snapshot, rng: Random, now_s: float) -> Cho
 
     `now_s` is monotonic seconds; predictions that age will need it, so callers pass it from the start.
     """
-    timed = snapshot.timed
     if demand.splittable and snapshot.prefill and snapshot.decode and not snapshot.mixed:
         pair = _choose_pair(demand, snapshot, rng)
         if pair is not None:
             return pair
-    alone = _usable(snapshot.mixed + snapshot.decode if snapshot.decode else snapshot.mixed, demand.excluded)
+    alone = _usable(snapshot.alone, demand, snapshot)
     if not alone:
         return None
-    work = [work_of(one, timed=timed) for one in alone]
-    index = _least(alone, work, rng)
-    if demand.splittable and alone[index].role is Role.DECODE:
+    works = _works(alone, timed=snapshot.timed)
+    worker = alone[_least(works, rng)]
+    if demand.splittable and worker.role is Role.DECODE:
         reason = Reason.NO_PREFILL
     else:
         reason = Reason.ONLY if len(alone) == 1 else Reason.LEAST_WORK
-    return Choice(alone[index], None, reason, work[index], tuple(zip([one.uid for one in alone], work, strict=True)))
+    return Choice(worker, None, reason, alone, tuple(works))
 
 
 def _choose_pair(demand: Demand, snapshot: Snapshot, rng: Random) -> Choice | None:
@@ -188,18 +197,15 @@ def _choose_pair(demand: Demand, snapshot: Snapshot, rng: Random) -> Choice | No
 
     Both sides are independent given the revision, so the best pair is the best of each side within one revision.
     """
-    prefill = _usable(snapshot.prefill, demand.excluded)
+    prefill = _usable(snapshot.prefill, demand, snapshot)
     revisions = {one.revision for one in prefill}
-    decode = [one for one in _usable(snapshot.decode, demand.excluded) if one.revision in revisions]
+    decode = tuple(one for one in _usable(snapshot.decode, demand, snapshot) if one.revision in revisions)
     if not decode:
         return None
-    decode_work = [work_of(one, timed=snapshot.timed) for one in decode]
-    chosen = _least(decode, decode_work, rng)
-    partners = [one for one in prefill if one.revision == decode[chosen].revision]
-    partner_work = [work_of(one, timed=snapshot.timed) for one in partners]
-    partner = _least(partners, partner_work, rng)
-    considered = tuple(
-        [(one.uid, work) for one, work in zip(partners, partner_work, strict=True)]
-        + [(one.uid, work) for one, work in zip(decode, decode_work, strict=True)]
-    )
-    return Choice(decode[chosen], partners[partner], Reason.PAIR, decode_work[chosen], considered)
+    decode_works = _works(decode, timed=snapshot.timed)
+    worker = decode[_least(decode_works, rng)]
+    if len(revisions) > 1:
+        prefill = tuple(one for one in prefill if one.revision == worker.revision)
+    prefill_works = _works(prefill, timed=snapshot.timed)
+    partner = prefill[_least(prefill_works, rng)]
+    return Choice(worker, partner, Reason.PAIR, prefill + decode, (*prefill_works, *decode_works))

@@ -59,7 +59,7 @@ def _worker_state(worker: Worker, *, timed: bool) -> dict[str, Any]:
         "prompt_tokens": worker.load.prompt_tokens,
         "output_tokens": worker.load.output_tokens,
         "work": work_of(worker.candidate, timed=timed),
-        "idle_connections": len(worker.idle),
+        "idle_connections": len(worker.peer.idle),
     }
 
 

@@ -12,6 +12,7 @@ Bodies have the shape that the client's SDK expects: OpenAI's `{"error": {"messa
 
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cache
 from typing import TYPE_CHECKING
 
 import orjson
@@ -236,3 +237,10 @@ _FAILURE_STATUS = {
 def failure_status(reason: FailureReason) -> tuple[int, str]:
     """Status and sentence for a client whose request failed on every worker tried."""
     return _FAILURE_STATUS.get(reason, (502, "The worker failed on this request."))
+
+
+@cache
+def failure_event(shape: Shape, reason: FailureReason) -> bytes:
+    """The event that ends a stream whose worker failed so."""
+    status, message = failure_status(reason)
+    return error_event(shape, status, message, reason.value)

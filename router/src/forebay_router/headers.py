@@ -7,7 +7,7 @@ A request id is echoed only after everything that could break a log line or a he
 
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Mapping
 from itertools import count
 
 Headers = list[tuple[bytes, bytes]]
@@ -43,53 +43,47 @@ _NOT_RETURNED = HOP_BY_HOP | {b"content-length", b"x-request-id"}
 _UNSAFE_ID = re.compile(rb"[^A-Za-z0-9._:/@+=~-]")
 REQUEST_ID_MAX_BYTES = 128
 
-_process_prefix = os.urandom(8).hex()
+_PROCESS_PREFIX = os.urandom(8).hex().encode() + b"-"
 _sequence = count(1)
 
 
-def find(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> bytes | None:
-    """The first value of a header, or None."""
-    for key, value in headers:
-        if key == name:
-            return value
-    return None
+def index(headers: Headers) -> dict[bytes, bytes]:
+    """Headers by name; of a repeated one the last, but all that Connection headers name."""
+    fields = dict(headers)
+    if len(fields) != len(headers) and b"connection" in fields:
+        fields[b"connection"] = b", ".join(value for name, value in headers if name == b"connection")
+    return fields
 
 
-def request_id(headers: Headers) -> bytes:
+def request_id(fields: Mapping[bytes, bytes]) -> bytes:
     """The client's request id made safe, or a new one."""
-    given = find(headers, b"x-request-id")
+    given = fields.get(b"x-request-id")
     if given:
         return _UNSAFE_ID.sub(b"_", given[:REQUEST_ID_MAX_BYTES])
-    return b"%s-%08x" % (_process_prefix.encode(), next(_sequence))
+    return b"%b%08x" % (_PROCESS_PREFIX, next(_sequence))
 
 
-def connection_names(headers: Headers) -> frozenset[bytes]:
+def _named_by_connection(fields: Mapping[bytes, bytes]) -> frozenset[bytes]:
     """Headers that a Connection header declares to be hop-by-hop."""
-    value = find(headers, b"connection")
-    if value is None or value.lower() in {b"keep-alive", b"close"}:
+    value = fields.get(b"connection")
+    if value is None:
         return frozenset()
     return frozenset(name.strip().lower() for name in value.split(b","))
 
 
-def forwarded_lines(headers: Headers) -> bytes:
+def forwarded_lines(headers: Headers, fields: Mapping[bytes, bytes]) -> bytes:
     """The request headers that go to a worker, as wire lines."""
-    dropped = _NOT_FORWARDED
-    named = connection_names(headers)
-    if named:
-        dropped = dropped | named
+    dropped = _NOT_FORWARDED | _named_by_connection(fields) if b"connection" in fields else _NOT_FORWARDED
     return b"".join(
         [
-            b"%b: %b\r\n" % (name, value)
-            for name, value in headers
-            if name not in dropped and not name.startswith(ROUTING_PREFIX)
+            b"%b: %b\r\n" % header
+            for header in headers
+            if header[0] not in dropped and not header[0].startswith(ROUTING_PREFIX)
         ]
     )
 
 
-def returned_lines(headers: Headers) -> bytes:
+def returned_lines(headers: Headers, fields: Mapping[bytes, bytes]) -> bytes:
     """The response headers that go back to the client, as wire lines; framing is added by the connection."""
-    dropped = _NOT_RETURNED
-    named = connection_names(headers)
-    if named:
-        dropped = dropped | named
-    return b"".join([b"%b: %b\r\n" % (name, value) for name, value in headers if name not in dropped])
+    dropped = _NOT_RETURNED | _named_by_connection(fields) if b"connection" in fields else _NOT_RETURNED
+    return b"".join([b"%b: %b\r\n" % header for header in headers if header[0] not in dropped])

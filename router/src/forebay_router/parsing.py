@@ -5,6 +5,7 @@ good enough to compare workers with one another.
 """
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +13,6 @@ import orjson
 
 from forebay_router import errors
 from forebay_router.endpoints import Endpoint
-from forebay_router.headers import Headers, find
 
 BYTES_PER_TOKEN = 4
 DEFAULT_OUTPUT_TOKENS = 256
@@ -29,6 +29,7 @@ class ParsedRequest:
     model: str | None
     """None when the client named none."""
     stream: bool
+    """An event stream is asked for. Engines take 1 and "true" for true as well."""
     body: bytes
     fields: dict[str, Any] | None
     """The JSON body; None for forms."""
@@ -38,7 +39,7 @@ class ParsedRequest:
     """Estimate."""
 
 
-def parse_request(endpoint: Endpoint, headers: Headers, body: bytes) -> ParsedRequest:
+def parse_request(endpoint: Endpoint, headers: Mapping[bytes, bytes], body: bytes) -> ParsedRequest:
     """Read a body; raises RequestRefused (400) when it cannot be understood."""
     if endpoint.form:
         return _parse_form(endpoint, headers, body)
@@ -54,7 +55,7 @@ def parse_request(endpoint: Endpoint, headers: Headers, body: bytes) -> ParsedRe
     return ParsedRequest(
         endpoint=endpoint,
         model=model,
-        stream=fields.get("stream") is True,
+        stream=bool(fields.get("stream")),
         body=body,
         fields=fields,
         prompt_tokens=len(body) // BYTES_PER_TOKEN,
@@ -69,8 +70,8 @@ def _expected_output(fields: dict[str, Any]) -> int:
     return DEFAULT_OUTPUT_TOKENS
 
 
-def _parse_form(endpoint: Endpoint, headers: Headers, body: bytes) -> ParsedRequest:
-    found = _BOUNDARY.search(find(headers, b"content-type") or b"")
+def _parse_form(endpoint: Endpoint, headers: Mapping[bytes, bytes], body: bytes) -> ParsedRequest:
+    found = _BOUNDARY.search(headers.get(b"content-type", b""))
     if found is None:
         raise errors.bad_body("The request must be multipart/form-data with a boundary.")
     texts = _form_texts(body, found.group(1))

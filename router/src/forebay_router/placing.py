@@ -6,6 +6,7 @@ requests can never both see the same last free slot), and holds a request for wh
 
 import asyncio
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from random import Random
 from types import TracebackType
@@ -13,7 +14,7 @@ from typing import Self
 
 from forebay_router import errors
 from forebay_router.choose import Candidate, Choice, Demand, choose
-from forebay_router.headers import SERVICE_HEADER, Headers, find
+from forebay_router.headers import SERVICE_HEADER
 from forebay_router.metrics import PoolStats
 from forebay_router.parsing import ParsedRequest
 from forebay_router.pending import Pending
@@ -90,7 +91,7 @@ class Placing:
 
     # -- services -----------------------------------------------------------------------------------------------------
 
-    async def find_service(self, model: str | None, headers: Headers) -> Service:
+    async def find_service(self, model: str | None, headers: Mapping[bytes, bytes]) -> Service:
         """The service that a request is for; raises RequestRefused. Waits while not all workers are known yet."""
         service = self._service(model, headers)
         if service is not None:
@@ -118,9 +119,9 @@ class Placing:
         finally:
             self._unknown.discard(future)
 
-    def _service(self, model: str | None, headers: Headers) -> Service | None:
+    def _service(self, model: str | None, headers: Mapping[bytes, bytes]) -> Service | None:
         table = self.table
-        named = find(headers, SERVICE_HEADER)
+        named = headers.get(SERVICE_HEADER)
         if named is not None:
             namespace, _, name = named.decode(errors="replace").partition("/")
             service = table.services.get(ServiceKey(namespace, name))

@@ -15,25 +15,25 @@ beginning twice.
 import asyncio
 import logging
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 
 from forebay_api.objective import Objective, Outcome
 from forebay_router import errors, rewriting
 from forebay_router.access_log import AccessLog
 from forebay_router.accounting import Record, account
 from forebay_router.answer import Answer, Passing
-from forebay_router.client import ClientConnection, Received
 from forebay_router.endpoints import Endpoint
 from forebay_router.errors import FailureReason, RequestRefused, WorkerFailure
-from forebay_router.headers import find, forwarded_lines, returned_lines
+from forebay_router.headers import forwarded_lines
 from forebay_router.metrics import ServiceStats
 from forebay_router.parsing import ParsedRequest, parse_request
 from forebay_router.placing import Place, Placing
-from forebay_router.replies import write_refusal
+from forebay_router.reading import Received
+from forebay_router.reply import Reply
 from forebay_router.sse import EventScanner
 from forebay_router.table import Service, Worker
 from forebay_router.upstream import UpstreamConnection, Upstreams
-from forebay_router.usage import read_facts
+from forebay_router.usage import read_facts, with_cached_tokens
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +41,8 @@ JOINED_MAX_BYTES = 16 * 1024
 """Up to this size head and body are joined into one buffer; a longer body is not copied."""
 _RETRIED_STATUSES = frozenset({500, 502, 503})
 """Answers of a worker that drains, dies or is full: another worker may well do it."""
+CLIENT_LEFT_STATUS = 499
+"""Counted for a client that left before it got a status."""
 _NOT_JUDGED = Objective(ttft_s=float("inf"), tpot_s=float("inf"), target=1.0)
 
 
@@ -63,35 +65,29 @@ class Exchange:
     tools: Tools
     endpoint: Endpoint
     received: Received
-    client: ClientConnection
     request_id: bytes
-    own_lines: bytes
-    """Header lines that the router adds to every answer: request id, CORS."""
+    reply: Reply
     record: Record
     service: Service | None = None
     parsed: ParsedRequest | None = None
     strip_usage: bool = False
-    tried: set[str] = field(default_factory=set)
-    begun: bool = False
-    """The head of the answer has been written."""
-    events: bool = False
-    """The answer that has begun is an event stream."""
-    content_begun: bool = False
-    """Something has been written that a second attempt would repeat."""
-    chunked: bool = False
+    tried: frozenset[str] = frozenset()
+    """Workers that failed on this request."""
+    cached_tokens: int | None = None
+    """Prompt tokens that the prefill worker had cached, where there was one."""
     forwarded: bytes | None = None
 
     async def run(self) -> None:
         """Serve the request; returns when its answer has been written or cannot be."""
         try:
             parsed = self._read()
-            service = await self.tools.placing.find_service(parsed.model, self.received.headers)
+            service = await self.tools.placing.find_service(parsed.model, self.received.fields)
             self._enter(service)
             await self._attempts(service, parsed)
         except RequestRefused as refused:
             self._refuse(refused)
         except asyncio.CancelledError:
-            self._note_left()
+            self._note_cancelled()
             raise
         except Exception:
             log.exception("request failed in the router", extra={"request_id": self.request_id.decode()})
@@ -101,7 +97,7 @@ class Exchange:
 
     def _read(self) -> ParsedRequest:
         """Understand the request."""
-        parsed = self.parsed = parse_request(self.endpoint, self.received.headers, self.received.body)
+        parsed = self.parsed = parse_request(self.endpoint, self.received.fields, self.received.body)
         rewriting.scrub(parsed)
         self.strip_usage = rewriting.ask_for_usage(parsed)
         self.record.streamed = parsed.stream
@@ -119,7 +115,7 @@ class Exchange:
         """Try workers until one answers."""
         placing = self.tools.placing
         for attempt in range(1, self.tools.attempts_max + 1):
-            with await placing.place(service, parsed, frozenset(self.tried)) as place:
+            with await placing.place(service, parsed, self.tried) as place:
                 self._note_attempt(attempt, place)
                 try:
                     await self._ask(place, service, parsed)
@@ -144,28 +140,23 @@ class Exchange:
         A worker that gave an error answer is only worth replacing by one that is there: else its answer is relayed. A worker
         that gave none is worth waiting for a successor.
         """
-        if self.content_begun or failure.reason is FailureReason.TOTAL_TIMEOUT:
+        if self.reply.content_begun or failure.reason is FailureReason.TOTAL_TIMEOUT:
             return False
-        return failure.answer is None or self.tools.placing.possible(service, parsed, frozenset(self.tried))
+        return failure.answer is None or self.tools.placing.possible(service, parsed, self.tried)
 
     async def _ask(self, place: Place, service: Service, parsed: ParsedRequest) -> None:
         """One attempt: the prefill leg where there is one, then the answer."""
         body = parsed.body
-        cached_tokens = None
+        self.cached_tokens = None
         if place.prefill is not None and parsed.fields is not None:
             leg = await self._ask_prefill(place.prefill.worker, service, rewriting.prefill_body(parsed.fields))
             if leg.status != 200:
                 self._pass_whole(leg)
                 return
-            params, cached_tokens = rewriting.read_prefill_answer(leg.take_buffered())
+            params, self.cached_tokens = rewriting.read_prefill_answer(leg.take_buffered())
             body = rewriting.decode_body(body, params)
             place.prefilled()
-        scanner = EventScanner(
-            self.endpoint.dialect,
-            strip_usage=self.strip_usage,
-            cached_tokens=cached_tokens,
-            error_event=self._error_event(FailureReason.ABORTED),
-        )
+        scanner = self._new_scanner() if parsed.stream else None
         answer = self._new_answer(service, scanner, prompt_answer=parsed.stream)
         try:
             connection = await self._send(place.lease.worker, body, answer)
@@ -173,8 +164,17 @@ class Exchange:
             self._check_opening(answer, place.lease.worker)
             await self._pass_on(answer, connection)
         finally:
-            self._note_stream(scanner)
+            if scanner is not None:
+                self._note_stream(scanner)
             self._let_go(answer)
+
+    def _new_scanner(self) -> EventScanner:
+        return EventScanner(
+            self.endpoint.dialect,
+            strip_usage=self.strip_usage,
+            cached_tokens=self.cached_tokens,
+            error_event=self.reply.error_event(FailureReason.ABORTED),
+        )
 
     async def _ask_prefill(self, worker: Worker, service: Service, body: bytes) -> Answer:
         """The prefill leg's complete answer; raises WorkerFailure where another worker may do better."""
@@ -207,19 +207,21 @@ class Exchange:
     async def _send(self, worker: Worker, body: bytes, answer: Answer) -> UpstreamConnection:
         """Send the request to a worker and wait until its answer opens; a worker that fails is not asked again."""
         if self.forwarded is None:
-            self.forwarded = b"%bx-request-id: %b\r\n" % (forwarded_lines(self.received.headers), self.request_id)
+            self.forwarded = b"%bx-request-id: %b\r\n" % (
+                forwarded_lines(self.received.headers, self.received.fields),
+                self.request_id,
+            )
         head = b"POST %b HTTP/1.1\r\n%b%bcontent-length: %d\r\n\r\n" % (
             self.received.target,
-            worker.host_line,
+            worker.peer.host_line,
             self.forwarded,
             len(body),
         )
+        request = [head + body] if len(body) <= JOINED_MAX_BYTES else [head, body]
         try:
-            connection = await self.tools.upstreams.send(
-                worker, [head + body] if len(body) <= JOINED_MAX_BYTES else [head, body], answer
-            )
+            connection = await self.tools.upstreams.send(worker.peer, request, answer)
         except WorkerFailure as failure:
-            self.tried.add(worker.spec.uid)
+            self.tried |= {worker.spec.uid}
             if failure.reason is FailureReason.CONNECT:
                 self.tools.placing.unreachable(worker)
             raise
@@ -229,10 +231,10 @@ class Exchange:
     def _check_opening(self, answer: Answer, worker: Worker) -> None:
         """Raise WorkerFailure when the opened answer is a failure that another worker may do better."""
         if answer.status in _RETRIED_STATUSES and answer.complete:
-            self.tried.add(worker.spec.uid)
+            self.tried |= {worker.spec.uid}
             raise WorkerFailure(FailureReason.WORKER_ERROR, f"the worker answered {answer.status}", answer)
         scanner = answer.scanner
-        if scanner is None or scanner.first_content_s is not None or self.content_begun:
+        if scanner is None or scanner.first_content_s is not None or self.reply.content_begun:
             return
         failure = None
         if scanner.aborted:
@@ -242,46 +244,31 @@ class Exchange:
         elif answer.complete and not scanner.complete and scanner.error is None:
             failure = WorkerFailure(FailureReason.CUT_OFF, "the stream ended before it began")
         if failure is not None:
-            self.tried.add(worker.spec.uid)
+            self.tried |= {worker.spec.uid}
             raise failure
 
     # -- passing on ---------------------------------------------------------------------------------------------------
 
     async def _pass_on(self, answer: Answer, connection: UpstreamConnection) -> None:
         """Write the answer to the client, to its end."""
-        if self.begun and answer.passing is not Passing.EVENTS:
+        reply = self.reply
+        if reply.begun and answer.passing is not Passing.EVENTS:
             raise WorkerFailure(FailureReason.WORKER_ERROR, f"the worker answered {answer.status} within a stream")
         if answer.passing is Passing.WHOLE and answer.complete:
             self._pass_whole(answer)
             return
-        if not self.begun:
-            self._begin(answer)
-        write = self.client.write_chunk if self.chunked else self.client.write
+        if not reply.begun:
+            reply.begin(answer)
         block = answer.take_buffered()
         if block:
-            write(block)
-        self.content_begun = answer.scanner is None or answer.scanner.data_seen
+            reply.write(block)
+        reply.content_begun = answer.scanner is None or answer.scanner.data_seen
         if not answer.complete:
             self._watch_flow(answer, connection)
-            answer.sink = write
+            answer.sink = reply.write_part
+            answer.chunk_sink = reply.client.write if reply.chunked else None
             await answer.closed
         self._end(answer)
-
-    def _begin(self, answer: Answer) -> None:
-        """Write the head."""
-        self.events = answer.passing is Passing.EVENTS
-        lines = self._answer_lines(answer)
-        if self.events:
-            lines += b"x-accel-buffering: no\r\n"
-            if find(answer.headers, b"cache-control") is None:
-                lines += b"cache-control: no-cache\r\n"
-        self.begun = True
-        self.record.status = answer.status
-        length = None if self.events else answer.length
-        self.chunked = self.client.begin(self.received, answer.status, lines, length)
-
-    def _answer_lines(self, answer: Answer) -> bytes:
-        return returned_lines(answer.headers) + self.own_lines
 
     def _watch_flow(self, answer: Answer, connection: UpstreamConnection) -> None:
         """Read from the worker only as fast as the client takes it."""
@@ -295,32 +282,24 @@ class Exchange:
             answer.last_byte_s = time.monotonic()
             connection.resume()
 
-        self.client.watch_flow(pause, resume)
+        self.reply.client.watch_flow(pause, resume)
 
     def _pass_whole(self, answer: Answer) -> None:
         """Write a complete answer."""
         body = answer.take_buffered()
         record = self.record
-        if answer.status == 200 and self.endpoint.judged and find(answer.headers, b"content-encoding") is None:
+        record.streamed = False
+        if answer.status == 200 and self.endpoint.judged and not answer.encoded:
             facts = read_facts(body)
             record.usage = facts.usage
+            if facts.usage and self.cached_tokens is not None and facts.usage.cached_tokens != self.cached_tokens:
+                record.usage = replace(facts.usage, cached_tokens=self.cached_tokens)
+                body = with_cached_tokens(body, self.cached_tokens)
             if facts.aborted:
                 record.outcome, record.reason = Outcome.CUT_OFF, FailureReason.ABORTED
-        self.begun = self.content_begun = True
-        record.status = answer.status
-        record.streamed = False
-        self.client.whole(self.received, answer.status, self._answer_lines(answer), body)
+        self.reply.whole(answer, body)
         if record.outcome is None:
-            self._note_status(answer.status)
-
-    def _note_status(self, status: int) -> None:
-        """Outcome by status; a client error has none."""
-        record = self.record
-        if status < 400:
-            record.outcome = Outcome.FINISHED
-        elif status >= 500 or status == 429:
-            record.outcome = Outcome.REJECTED if status in {429, 503} else Outcome.FAILED
-            record.reason = FailureReason.WORKER_ERROR
+            record.note_status(answer.status)
 
     def _end(self, answer: Answer) -> None:
         """The worker's answer has ended; see whether it was whole."""
@@ -334,72 +313,36 @@ class Exchange:
             elif not scanner.complete:
                 failed = FailureReason.CUT_OFF
         if failed is FailureReason.CUT_OFF:
-            self._write(self._error_event(failed))
-        if self.chunked:
-            self.client.end_chunks()
+            self.reply.write(self.reply.error_event(failed))
+        self.reply.end()
         if failed is None:
-            self._note_status(answer.status)
+            self.record.note_status(answer.status)
         else:
             self.record.outcome, self.record.reason = Outcome.CUT_OFF, failed
 
-    def _write(self, block: bytes) -> None:
-        (self.client.write_chunk if self.chunked else self.client.write)(block)
-
     # -- failing ------------------------------------------------------------------------------------------------------
-
-    def _error_event(self, reason: FailureReason) -> bytes:
-        status, message = errors.failure_status(reason)
-        return errors.error_event(self.endpoint.shape, status, message, reason.value)
 
     def _fail(self, failure: WorkerFailure) -> None:
         """No attempt is left, or the answer had begun."""
-        self.record.outcome, self.record.reason = Outcome.FAILED, failure.reason
-        if self.begun:
-            self.record.outcome = Outcome.CUT_OFF
-            self._break_off(failure.reason)
-        elif failure.answer is not None:
+        record = self.record
+        record.outcome = Outcome.CUT_OFF if self.reply.begun else Outcome.FAILED
+        record.reason = failure.reason
+        if failure.answer is not None and not self.reply.begun:
             self._pass_whole(failure.answer)
         else:
-            status, message = errors.failure_status(failure.reason)
-            retry_after_s = 1 if status == 503 else None
-            self._write_refusal(
-                RequestRefused(
-                    status, message, type="server_error", code=failure.reason.value, retry_after_s=retry_after_s
-                )
-            )
+            self.reply.fail(failure.reason)
         log.warning(
             "request failed: %s",
             failure.message,
-            extra={
-                "request_id": self.request_id.decode(),
-                "reason": failure.reason.value,
-                "worker": self.record.worker,
-            },
+            extra={"request_id": self.request_id.decode(), "reason": failure.reason.value, "worker": record.worker},
         )
-
-    def _break_off(self, reason: FailureReason) -> None:
-        """End an answer that has begun and cannot go on."""
-        if self.events:
-            self._write(self._error_event(reason))
-            if self.chunked:
-                self.client.end_chunks()
-        else:
-            self.client.cut()
 
     def _refuse(self, refused: RequestRefused) -> None:
         """The router's own answer."""
         self.record.reason = refused.reason
         if refused.reason is not None:
             self.record.outcome = Outcome.REJECTED if refused.status in {429, 503} else Outcome.FAILED
-        if self.begun:
-            self._break_off(refused.reason or FailureReason.ROUTER_ERROR)
-        else:
-            self._write_refusal(refused)
-
-    def _write_refusal(self, refused: RequestRefused) -> None:
-        self.begun = True
-        self.record.status = refused.status
-        write_refusal(self.client, self.received, refused, self.own_lines)
+        self.reply.refuse(refused)
 
     # -- accounting ---------------------------------------------------------------------------------------------------
 
@@ -407,23 +350,22 @@ class Exchange:
         """What the stream said, however it ended."""
         record = self.record
         if scanner.data_seen:
-            self.content_begun = self.begun
+            self.reply.content_begun = self.reply.begun
             record.first_content_s, record.last_content_s = scanner.first_content_s, scanner.last_content_s
             record.usage = scanner.usage()
 
-    def _note_left(self) -> None:
-        """Cancelled: the client has left, or the router gives up its drain."""
-        if self.client.connected:
+    def _note_cancelled(self) -> None:
+        """The client has left, or the router gives up its drain."""
+        if self.reply.client.connected:
             self._refuse(errors.shutting_down())
-            return
-        self.record.outcome, self.record.reason = Outcome.CLIENT_LEFT, None
-        if not self.begun:
-            self.record.status = 499
+        else:
+            self.record.outcome, self.record.reason = Outcome.CLIENT_LEFT, None
 
     def _account(self) -> None:
         """The last step of every request."""
         record = self.record
         record.ended_s = time.monotonic()
+        record.status = self.reply.status or CLIENT_LEFT_STATUS
         service = self.service
         if service is None:
             record.judged = False

@@ -7,10 +7,10 @@ from typing import Any
 
 import orjson
 
-from forebay_router.client import ClientConnection, Received
+from forebay_router.client import ClientConnection
 from forebay_router.endpoints import shape_of
 from forebay_router.errors import RequestRefused, refusal_body
-from forebay_router.headers import find
+from forebay_router.reading import Received
 from forebay_router.table import Service, WorkerTable
 
 _JSON_LINES = b"content-type: application/json\r\n"
@@ -27,7 +27,7 @@ class Cors:
         """Header lines for an answer to this request."""
         if not self.origins:
             return b""
-        origin = find(received.headers, b"origin")
+        origin = received.fields.get(b"origin")
         if origin is None:
             return b""
         if "*" in self.origins:
@@ -44,7 +44,7 @@ class Cors:
         allowed = self.lines(received)
         if not allowed:
             return b""
-        asked = find(received.headers, b"access-control-request-headers") or b"authorization, content-type"
+        asked = received.fields.get(b"access-control-request-headers", b"authorization, content-type")
         return (
             b"%baccess-control-allow-methods: GET, HEAD, POST, OPTIONS\r\naccess-control-allow-headers: %b\r\n"
             b"access-control-max-age: 600\r\n" % (allowed, asked)

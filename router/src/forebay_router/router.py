@@ -14,11 +14,13 @@ from urllib.parse import unquote_to_bytes
 
 from forebay_router import errors
 from forebay_router.accounting import Record
-from forebay_router.client import ClientConnection, ClientConnections, Received
+from forebay_router.client import ClientConnection, ClientConnections
 from forebay_router.endpoints import ENDPOINTS, HEALTH_PATHS, MODELS_PATH
 from forebay_router.headers import request_id
+from forebay_router.reading import Received
 from forebay_router.relay import Exchange, Tools
 from forebay_router.replies import Cors, ModelList, write_json, write_refusal
+from forebay_router.reply import Reply
 from forebay_router.table import Worker, WorkerTable
 from forebay_router.upstream import Upstreams
 
@@ -57,16 +59,19 @@ class Router:
 
     @staticmethod
     def _close_idle(worker: Worker) -> None:
-        Upstreams.close_idle(worker)
+        Upstreams.close_idle(worker.peer)
 
     async def serve(self, received: Received, client: ClientConnection) -> None:
         """Answer one request. Never raises but for cancellation."""
-        identity = request_id(received.headers)
-        lines = b"x-request-id: %b\r\n%b" % (identity, self.cors.lines(received))
+        identity = request_id(received.fields)
+        lines = b"x-request-id: %b\r\n" % identity
+        if self.cors.origins:
+            lines += self.cors.lines(received)
         endpoint = ENDPOINTS.get(received.path)
         if endpoint is not None and received.method == b"POST" and received.refused is None:
             record = Record(arrived_s=received.received_s, judged=endpoint.judged)
-            await Exchange(self.tools, endpoint, received, client, identity, lines, record).run()
+            reply = Reply(client, received, endpoint.shape, lines)
+            await Exchange(self.tools, endpoint, received, identity, reply, record).run()
             return
         try:
             self._answer(received, client, lines)
@@ -119,7 +124,7 @@ class Router:
         while True:
             await asyncio.sleep(TICK_S)
             now_s = time.monotonic()
-            self.tools.upstreams.sweep(list(self.table.workers.values()), now_s)
+            self.tools.upstreams.sweep([worker.peer for worker in self.table.workers.values()], now_s)
             self.table.wake_rested(now_s)
             if self.connections is not None:
                 self.connections.sweep(now_s, idle_s=self.client_limits.idle_s, request_s=self.client_limits.request_s)

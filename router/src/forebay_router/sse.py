@@ -159,6 +159,19 @@ class EventScanner:
         """Bytes of an incomplete event."""
         return len(self._held)
 
+    def passes(self, block: bytes, now_s: float) -> bool:
+        """Whether a block of whole events is plain content that came at `now_s`; nothing else is then to be done with it.
+
+        The block may have framing around it, in which none of the needles can occur.
+        """
+        if self._held or self.first_content_s is None:
+            return False
+        for needle in self._needles:
+            if needle in block:
+                return False
+        self.last_content_s = now_s
+        return True
+
     def feed(self, block: bytes, now_s: float) -> bytes:
         """Take what came at `now_s` (monotonic seconds); returns what the client gets now, maybe nothing."""
         if self._held:
@@ -166,14 +179,8 @@ class EventScanner:
             block = self._held + block
             self._held = b""
             return self._feed_slowly(block, now_s, searched)
-        if self.first_content_s is not None and block[-2:] == b"\n\n":
-            for needle in self._needles:
-                if needle in block:
-                    break
-            else:
-                if block[:1] != b":":
-                    self.last_content_s = now_s
-                return block
+        if block[-2:] == b"\n\n" and block[:1] != b":" and self.passes(block, now_s):
+            return block
         return self._feed_slowly(block, now_s)
 
     def _feed_slowly(self, block: bytes, now_s: float, searched: int = 0) -> bytes:

@@ -22,6 +22,7 @@ from forebay_api.modelservice import Role
 from forebay_api.objective import Objective
 from forebay_router.choose import Candidate, Load, Rates, Snapshot
 from forebay_router.metrics import PoolStats, ServiceStats
+from forebay_router.peer import Peer
 
 WorkerUid = NewType("WorkerUid", str)
 
@@ -88,7 +89,7 @@ class WorkerSpec:
 class Worker:
     """A worker and what is going on with it."""
 
-    __slots__ = ("candidate", "cards", "gone", "host_line", "idle", "pool_stats", "resting_until_s", "spec", "strikes")
+    __slots__ = ("candidate", "cards", "peer", "pool_stats", "resting_until_s", "spec", "strikes")
 
     def __init__(self, spec: WorkerSpec, *, pool_stats: PoolStats, rates: Rates | None, limit: int | None) -> None:
         self.spec = spec
@@ -96,11 +97,7 @@ class Worker:
             uid=spec.uid, role=spec.role, pool=spec.pool, revision=spec.revision, rates=rates, limit=limit
         )
         self.pool_stats = pool_stats
-        self.host_line = _host_line(spec)
-        self.idle: list[Any] = []
-        """Idle upstream connections, newest last; owned by the upstream module."""
-        self.gone = False
-        """No longer in the table; its connections are closed when their requests end."""
+        self.peer = Peer(spec.name, spec.host, spec.port)
         self.cards: tuple[Mapping[str, Any], ...] | None = None
         """What its /v1/models said; None until asked."""
         self.resting_until_s = 0.0
@@ -112,11 +109,6 @@ class Worker:
     def load(self) -> Load:
         """Live load."""
         return self.candidate.load
-
-
-def _host_line(spec: WorkerSpec) -> bytes:
-    host = f"[{spec.host}]" if ":" in spec.host else spec.host
-    return f"host: {host}:{spec.port}\r\n".encode()
 
 
 class Service:
@@ -261,7 +253,7 @@ class WorkerTable:
         worker = self.workers.pop(uid, None)
         if worker is None:
             return
-        worker.gone = True
+        worker.peer.gone = True
         service = self.services[worker.spec.service]
         del service.workers[uid]
         service.regroup(now_s)
@@ -272,7 +264,7 @@ class WorkerTable:
     def rest(self, worker: Worker, until_s: float, now_s: float) -> None:
         """Leave a worker that cannot be reached alone for a while."""
         worker.resting_until_s = until_s
-        if not worker.gone:
+        if not worker.peer.gone:
             self.services[worker.spec.service].regroup(now_s)
 
     def wake_rested(self, now_s: float) -> None:
@@ -350,7 +342,7 @@ class WorkerTable:
         worker.pool_stats.in_flight -= 1
         for hook in self.on_lease:
             hook(lease, LeaseEvent.RELEASED)
-        if self.worker_limit is not None and not worker.gone:
+        if self.worker_limit is not None and not worker.peer.gone:
             self._changed(self.services[worker.spec.service])
 
 

@@ -7,10 +7,14 @@ a new connection to the same worker: it had never read the request.
 
 Framing is strict: llhttp refuses what is ambiguous, bytes after a complete answer or on an idle connection end it, and a
 connection is reused only after a complete answer that allows it.
+
+A stream of tokens comes as one whole chunk a read. Such a read may go to the client as it is, chunk framing included, past the
+parser: before and after it the parser stands at the same place, the beginning of a chunk (`Answer.pass_chunk`).
 """
 
 import asyncio
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -19,9 +23,9 @@ import httptools
 from forebay_router.answer import Answer
 from forebay_router.errors import FailureReason, WorkerFailure
 from forebay_router.headers import Headers
-from forebay_router.table import Worker
+from forebay_router.peer import Peer
 
-IDLE_MAX_PER_WORKER = 1024
+IDLE_MAX_PER_PEER = 1024
 """Idle connections kept to one worker."""
 
 
@@ -29,23 +33,25 @@ class UpstreamConnection(asyncio.Protocol):
     """One TCP connection to a worker."""
 
     __slots__ = (
+        "_at_boundary",
         "_bytes_seen",
         "_complete",
         "_desynchronised",
         "_framed",
         "_headers",
         "_headers_complete",
+        "_kept",
         "_parser",
         "_pieces",
         "answer",
         "idle_since_s",
+        "peer",
         "reused",
         "transport",
-        "worker",
     )
 
-    def __init__(self, worker: Worker) -> None:
-        self.worker = worker
+    def __init__(self, peer: Peer) -> None:
+        self.peer = peer
         self.transport: asyncio.Transport | None = None
         self.answer: Answer | None = None
         self.idle_since_s = 0.0
@@ -55,12 +61,14 @@ class UpstreamConnection(asyncio.Protocol):
         self._reset()
 
     def _reset(self) -> None:
+        self._at_boundary = False
         self._headers: Headers = []
         self._headers_complete = False
         self._complete = False
         self._desynchronised = False
         self._bytes_seen = False
         self._framed = True
+        self._kept = False
 
     # -- sending ------------------------------------------------------------------------------------------------------
 
@@ -104,6 +112,8 @@ class UpstreamConnection(asyncio.Protocol):
         if answer is None:
             self.abort()
             return
+        if self._at_boundary and answer.pass_chunk(data):
+            return
         self._bytes_seen = True
         try:
             self._parser.feed_data(data)
@@ -121,18 +131,17 @@ class UpstreamConnection(asyncio.Protocol):
     def _finish(self, answer: Answer) -> None:
         self.answer = None
         reusable = (
-            self._framed
+            self._kept
             and not self._desynchronised
-            and self._parser.should_keep_alive()
-            and not self.worker.gone
-            and len(self.worker.idle) < IDLE_MAX_PER_WORKER
+            and not self.peer.gone
+            and len(self.peer.idle) < IDLE_MAX_PER_PEER
             and self.transport is not None
             and not self.transport.is_closing()
         )
         if reusable:
             self.idle_since_s = time.monotonic()
             self.reused = True
-            self.worker.idle.append(self)
+            self.peer.idle.append(self)
         elif self.transport is not None:
             self.transport.close()
         answer.finish()
@@ -142,8 +151,8 @@ class UpstreamConnection(asyncio.Protocol):
         self.transport = None
         answer, self.answer = self.answer, None
         if answer is None:
-            if self in self.worker.idle:
-                self.worker.idle.remove(self)
+            if self in self.peer.idle:
+                self.peer.idle.remove(self)
             return
         if self._headers_complete and not self._framed and error is None:
             answer.finish()
@@ -174,8 +183,8 @@ class UpstreamConnection(asyncio.Protocol):
         if status < 200:
             return
         self._headers_complete = True
-        names = {name for name, _ in headers}
-        self._framed = b"content-length" in names or b"transfer-encoding" in names or status in {204, 304}
+        self._kept = self._parser.should_keep_alive()  # the parser forgets with the end of the message
+        self._framed = self._kept or _has_framing(headers)
         if self.answer is not None:
             self.answer.begin(status, headers, time.monotonic())
 
@@ -184,10 +193,24 @@ class UpstreamConnection(asyncio.Protocol):
         if not self._complete:
             self._pieces.append(data)
 
+    def on_chunk_header(self) -> None:
+        """Called by the parser: the size line of a chunk."""
+        self._at_boundary = False
+
+    def on_chunk_complete(self) -> None:
+        """Called by the parser: the next byte begins a new chunk."""
+        self._at_boundary = True
+
     def on_message_complete(self) -> None:
         """Called by the parser; an interim answer (1xx) is not the end."""
+        self._at_boundary = False
         if self._headers_complete:
             self._complete = True
+
+
+def _has_framing(headers: Headers) -> bool:
+    """The body's end is told, not marked by the end of the connection."""
+    return any(name in {b"content-length", b"transfer-encoding"} for name, _ in headers)
 
 
 @dataclass(slots=True)
@@ -199,13 +222,13 @@ class Upstreams:
     in_flight: set[Answer] = field(default_factory=set)
     """Answers that are awaited; the sweep looks at their deadlines."""
 
-    async def send(self, worker: Worker, request: list[bytes], answer: Answer) -> UpstreamConnection:
-        """Write a request to a worker and wait until its answer has opened.
+    async def send(self, peer: Peer, request: list[bytes], answer: Answer) -> UpstreamConnection:
+        """Write a request to a peer and wait until its answer has opened.
 
         Raises WorkerFailure. A connection that had been idle and dies before any byte is replaced once; the answer object
         stays the same.
         """
-        connection = self._take_idle(worker)
+        connection = self._take_idle(peer)
         if connection is not None:
             connection.send(request, answer)
             try:
@@ -216,52 +239,72 @@ class Upstreams:
                 answer.reopen()
             else:
                 return connection
-        connection = await self._connect(worker)
+        connection = await self._connect(peer)
         connection.send(request, answer)
         await answer.opened
         return connection
 
-    def _take_idle(self, worker: Worker) -> UpstreamConnection | None:
+    async def get(self, peer: Peer, path: str, *, timeout_s: float) -> Answer:
+        """The complete answer to a GET; raises WorkerFailure."""
+        answer = Answer(asyncio.get_running_loop(), now_s=time.monotonic(), scanner=None)
+        answer.collect_whole()
+        request = b"GET %b HTTP/1.1\r\n%baccept: application/json\r\n\r\n" % (path.encode(), peer.host_line)
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self.send(peer, [request], answer)
+        except TimeoutError as error:
+            raise WorkerFailure(
+                FailureReason.FIRST_BYTE_TIMEOUT, f"{peer.name} did not answer {path} in {timeout_s} s"
+            ) from error
+        finally:
+            if not answer.complete:
+                answer.abandon()
+        return answer
+
+    def _take_idle(self, peer: Peer) -> UpstreamConnection | None:
         """The most recently used idle connection that is young enough."""
+        idle = peer.idle
+        if not idle:
+            return None
         oldest_s = time.monotonic() - self.idle_s
-        while worker.idle:
-            connection: UpstreamConnection = worker.idle.pop()
+        while idle:
+            connection: UpstreamConnection = idle.pop()
             if connection.transport is not None and not connection.transport.is_closing():
                 if connection.idle_since_s >= oldest_s:
                     return connection
                 connection.transport.close()
         return None
 
-    async def _connect(self, worker: Worker) -> UpstreamConnection:
-        spec = worker.spec
+    async def _connect(self, peer: Peer) -> UpstreamConnection:
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(self.connect_timeout_s):
-                _, connection = await loop.create_connection(lambda: UpstreamConnection(worker), spec.host, spec.port)
+                _, connection = await loop.create_connection(lambda: UpstreamConnection(peer), peer.host, peer.port)
         except TimeoutError as error:
             raise WorkerFailure(
-                FailureReason.CONNECT, f"worker {spec.name} did not accept a connection in {self.connect_timeout_s} s"
+                FailureReason.CONNECT, f"{peer.name} did not accept a connection in {self.connect_timeout_s} s"
             ) from error
         except OSError as error:
-            raise WorkerFailure(FailureReason.CONNECT, f"worker {spec.name} refused the connection: {error}") from error
+            raise WorkerFailure(FailureReason.CONNECT, f"{peer.name} refused the connection: {error}") from error
         return connection
 
-    def sweep(self, workers: list[Worker], now_s: float) -> None:
+    def sweep(self, peers: Iterable[Peer], now_s: float) -> None:
         """Fail overdue answers and close connections that were idle for too long."""
         for answer in tuple(self.in_flight):
             reason = answer.overdue(now_s)
             if reason is not None:
                 answer.fail(reason, f"limit exceeded: {reason.value}")
-        for worker in workers:
-            self.close_idle(worker, now_s - self.idle_s)
+        for peer in peers:
+            if peer.idle:
+                self.close_idle(peer, now_s - self.idle_s)
 
     @staticmethod
-    def close_idle(worker: Worker, before_s: float = float("inf")) -> None:
-        """Close a worker's connections that are idle since before a time."""
+    def close_idle(peer: Peer, before_s: float = float("inf")) -> None:
+        """Close a peer's connections that are idle since before a time."""
         kept = []
-        for connection in worker.idle:
+        for connection in peer.idle:
             if connection.idle_since_s >= before_s:
                 kept.append(connection)
             elif connection.transport is not None:
                 connection.transport.close()
-        worker.idle = kept
+        peer.idle = kept

@@ -1,6 +1,5 @@
 """Token counts as engines tell them."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,26 +20,30 @@ class Usage:
 
 
 def _count(value: Any) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+    return value if type(value) is int and value >= 0 else None
+
+
+def _cached_count(details: Any) -> int | None:
+    return _count(details.get("cached_tokens")) if isinstance(details, dict) else None
 
 
 def read_usage(usage: Any) -> Usage | None:
     """Counts from a usage object of OpenAI's completions, its responses, or Anthropic's messages; None if it is none."""
-    if not isinstance(usage, Mapping):
+    if not isinstance(usage, dict):
         return None
     prompt = _count(usage.get("prompt_tokens"))
     if prompt is not None:
-        details = usage.get("prompt_tokens_details")
-        cached = _count(details.get("cached_tokens")) if isinstance(details, Mapping) else None
-        return Usage(prompt, _count(usage.get("completion_tokens")) or 0, cached)
+        return Usage(
+            prompt, _count(usage.get("completion_tokens")) or 0, _cached_count(usage.get("prompt_tokens_details"))
+        )
     prompt = _count(usage.get("input_tokens"))
     output = _count(usage.get("output_tokens"))
     if prompt is None and output is None:
         return None
-    details = usage.get("input_tokens_details")
-    cached = _count(usage.get("cache_read_input_tokens"))
-    if isinstance(details, Mapping):
-        cached = _count(details.get("cached_tokens"))
+    if "input_tokens_details" in usage:
+        cached = _cached_count(usage["input_tokens_details"])
+    else:
+        cached = _count(usage.get("cache_read_input_tokens"))
     return Usage(prompt or 0, output or 0, cached)
 
 
@@ -87,11 +90,23 @@ def read_facts(body: bytes) -> Facts:
         return Facts(None, aborted=False)
     if not isinstance(answer, dict):
         return Facts(None, aborted=False)
-    choices = answer.get("choices")
-    aborted = isinstance(choices, list) and any(
-        isinstance(choice, dict) and choice.get("finish_reason") == "abort" for choice in choices
-    )
+    aborted = False
+    if b'"abort"' in body:
+        choices = answer.get("choices")
+        aborted = isinstance(choices, list) and any(
+            isinstance(choice, dict) and choice.get("finish_reason") == "abort" for choice in choices
+        )
     return Facts(read_usage(answer.get("usage")), aborted=aborted)
+
+
+def with_cached_tokens(body: bytes, cached_tokens: int) -> bytes:
+    """A JSON answer whose usage tells this count of cached tokens; unchanged where it tells none."""
+    answer = orjson.loads(body)
+    details = answer["usage"].get("prompt_tokens_details")
+    if not isinstance(details, dict):
+        return body
+    details["cached_tokens"] = cached_tokens
+    return orjson.dumps(answer)
 
 
 def _usage_near_end(body: bytes) -> Usage | None:

@@ -18,7 +18,7 @@ START_TIMEOUT_S = 60
 class NodeProcess:
     """One `forebay-node`."""
 
-    def __init__(self, cluster: Cluster, name: str, *, octet: int, gpus: int = 8) -> None:
+    def __init__(self, cluster: Cluster, name: str, *, octet: int, service_proxy: bool = False) -> None:
         self.cluster = cluster
         self.name = name
         self.data = cluster.layout.nodes / name
@@ -27,12 +27,12 @@ class NodeProcess:
         kubeconfig = cluster.issue(f"system:node:{name}", ["system:nodes"], file=name)
         self._argv = [
             *(sys.executable, "-m", "forebay_simulator.node"),
-            *("--name", name, "--kubeconfig", str(kubeconfig), "--data", str(self.data), "--gpus", str(gpus)),
+            *("--name", name, "--kubeconfig", str(kubeconfig), "--data", str(self.data)),
             *("--address-range", f"127.{cluster.number + 20}.{octet}.0/24"),
             *("--backoff-base", "1s", "--refresh", "2s", "--engine-startup", "200ms"),
-            *("--service-proxy", "--proxy-kubeconfig", str(cluster.kubeconfig)),
-            *("--service-range", f"127.{cluster.number + 20}.{octet + 100}.0/24"),
         ]
+        if service_proxy:
+            self._argv += ["--service-proxy", "--proxy-kubeconfig", str(cluster.kubeconfig)]
 
     def start(self) -> None:
         """Start it and wait until the node is registered."""

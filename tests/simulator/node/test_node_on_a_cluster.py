@@ -34,7 +34,7 @@ def cluster() -> Iterator[Cluster]:
 
 @pytest.fixture(scope="module")
 def node(cluster: Cluster) -> Iterator[NodeProcess]:
-    node = NodeProcess(cluster, "node-0", octet=0)
+    node = NodeProcess(cluster, "node-0", octet=0, service_proxy=True)
     node.start()
     yield node
     node.kill()
@@ -288,6 +288,15 @@ def test_what_keeps_a_pod_from_starting_is_in_its_status(
     assert message in told(status)["message"]
 
 
+def test_kubectl_shows_logs(namespace: Namespace):
+    namespace.apply(
+        pod("talks", "for line in one two three; do echo $line; done; sleep 2; echo four", spec_restartPolicy="Never")
+    )
+    namespace.await_ready("talks")
+    assert namespace.kubectl("logs", "talks", "--tail=2") == "two\nthree\n"
+    assert namespace.kubectl("logs", "talks", "--follow") == "one\ntwo\nthree\nfour\n"
+
+
 def test_init_containers_come_first_and_a_sidecar_stays(namespace: Namespace, node: NodeProcess):
     described = pod("staged", "cat /work/order; sleep 1000", volumeMounts=[{"name": "w", "mountPath": "/work"}])
     described["spec"]["volumes"] = [{"name": "w", "emptyDir": {}}]
@@ -448,8 +457,8 @@ def test_a_node_that_shuts_down_ends_its_pods_and_says_so(cluster: Cluster, name
     leaving.start()
     try:
         on_it = {"kubernetes.io/hostname": "node-leaving"}
-        script = "trap 'exit 0' TERM; while :; do sleep 0.05; done"
-        namespace.apply(pod("guest", script, env=mark(leaving), spec_nodeSelector=on_it))
+        # It ignores SIGTERM, so that the shutdown takes long enough for further heartbeats.
+        namespace.apply(pod("guest", "sleep 1000", env=mark(leaving), spec_nodeSelector=on_it))
         namespace.await_ready("guest")
         assert leaving.shut_down() == 0
         assert not leaving.processes()
@@ -467,3 +476,4 @@ def test_a_second_agent_on_the_same_folder_is_refused(node: NodeProcess):
     second = subprocess.run(node._argv, capture_output=True, text=True, timeout=60, check=False)
     assert second.returncode == 1
     assert "is in use by another forebay-node: give this one its own" in second.stderr
+    assert "Traceback" not in second.stderr

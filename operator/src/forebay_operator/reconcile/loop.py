@@ -7,7 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from forebay_operator.errors import ApiConflictError, ApiError, ApiUnavailableError, LeaseLostError, OperatorError
+from forebay_operator.errors import (
+    ApiConflictError,
+    ApiError,
+    ApiTerminatingError,
+    ApiUnavailableError,
+    LeaseLostError,
+    OperatorError,
+)
 from forebay_operator.keys import ObjectKey
 from forebay_operator.logs import about
 from forebay_operator.metrics import Metrics
@@ -38,7 +45,7 @@ class ReconcileLoop:
     metrics: Metrics
 
     async def run(self, workers: int) -> None:
-        """Reconcile with a number of tasks; ends only by cancellation or a lost lease."""
+        """Reconcile with a number of tasks; ends only by cancellation."""
         async with asyncio.TaskGroup() as group:
             for _ in range(workers):
                 group.create_task(self._work())
@@ -56,9 +63,11 @@ class ReconcileLoop:
         try:
             async with asyncio.timeout(RECONCILE_TIMEOUT_S):
                 outcome = await self.reconcilers[key.kind].reconcile(key)
-        except LeaseLostError:
-            raise
-        except ApiUnavailableError as e:
+        except ApiTerminatingError as e:
+            _log.info("nothing is done: %s", e, extra=place)
+            self.metrics.reconciliations.labels(key.kind, Result.GONE.value).inc()
+            self.queue.done(key)
+        except (ApiUnavailableError, LeaseLostError) as e:
             self._failed(key, f"{e}", pause_max_s=UNAVAILABLE_PAUSE_MAX_S, error=e)
         except (OperatorError, TimeoutError) as e:
             text = str(e) or f"not done within {RECONCILE_TIMEOUT_S:.0f} s"

@@ -31,7 +31,7 @@ class Reporter:
     async def report(self, resource: Resource, owner: Manifest, wanted: Manifest) -> bool:
         """Apply a status if it says anything new; whether it did."""
         before, after = owner.get("status") or {}, wanted["status"]
-        if all(_covers(before.get(key), value) for key, value in after.items()) and _names(before) >= set(after):
+        if all(_covers(before.get(key), value) for key, value in after.items()) and not _drops(before, after):
             return False
         stored = await self.cluster.apply_status(resource, wanted)
         self._check_stored(resource, owner, after, stored.get("status") or {})
@@ -51,8 +51,11 @@ class Reporter:
             )
 
 
-def _names(status: Mapping[str, Any]) -> set[str]:
-    return set(status)
+def _drops(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
+    """Whether something that the operator wrote before is not said any more: the root cause, or a pool that has gone."""
+    names = {pool["name"] for pool in after.get("pools") or []}
+    gone = any("replicas" in pool and pool["name"] not in names for pool in before.get("pools") or [])
+    return gone or ("reason" in before and "reason" not in after)
 
 
 def _covers(stored: Any, wanted: Any) -> bool:

@@ -3,16 +3,24 @@
 from collections.abc import Mapping
 from typing import Any
 
-import httpx
+import orjson
+
+from forebay_router.errors import FailureReason, WorkerFailure
+from forebay_router.peer import Peer
+from forebay_router.upstream import Upstreams
 
 Cards = tuple[Mapping[str, Any], ...]
 
 
-async def read_cards(client: httpx.AsyncClient, url: str) -> Cards:
-    """The entries of one worker; raises httpx.HTTPError or ValueError."""
-    answer = (await client.get(url + "/v1/models")).raise_for_status().json()
-    listed = answer.get("data") if isinstance(answer, dict) else None
+async def read_cards(upstreams: Upstreams, peer: Peer, *, timeout_s: float) -> Cards:
+    """The entries of one worker; raises WorkerFailure."""
+    answer = await upstreams.get(peer, "/v1/models", timeout_s=timeout_s)
+    try:
+        told = orjson.loads(answer.take_buffered())
+    except orjson.JSONDecodeError as error:
+        raise WorkerFailure(FailureReason.BAD_ANSWER, f"{peer.name} lists its models in no JSON") from error
+    listed = told.get("data") if isinstance(told, dict) else None
     cards = tuple(card for card in listed or () if isinstance(card, dict) and isinstance(card.get("id"), str))
-    if not cards:
-        raise ValueError(f"{url} lists no model")
+    if answer.status != 200 or not cards:
+        raise WorkerFailure(FailureReason.BAD_ANSWER, f"{peer.name} lists no model (status {answer.status})")
     return cards

@@ -12,14 +12,14 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-import httpx
-
 from forebay_api import names
 from forebay_router.discovery.apiserver import ApiServer
 from forebay_router.discovery.cards import read_cards
 from forebay_router.discovery.listwatch import Api, Follower, Object
 from forebay_router.discovery.objects import read_service, read_worker, service_key
+from forebay_router.errors import WorkerFailure
 from forebay_router.table import ServiceKey, Worker, WorkerSpec, WorkerState, WorkerTable
+from forebay_router.upstream import Upstreams
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +36,7 @@ class KubernetesDiscovery:
     table: WorkerTable
     namespaces: tuple[str, ...]
     """Empty is all of them."""
+    upstreams: Upstreams
     api: Api | None = None
     """The API server; connected to when absent."""
     invalid: int = 0
@@ -172,19 +173,17 @@ class KubernetesDiscovery:
 
     async def _ask_for_cards(self) -> None:
         """Ask ready workers what they serve, once each."""
-        async with httpx.AsyncClient(timeout=CARDS_TIMEOUT_S, trust_env=False) as client:
-            while True:
-                wanting = [
-                    worker
-                    for worker in self.table.workers.values()
-                    if worker.cards is None and worker.spec.state is WorkerState.READY
-                ]
-                await asyncio.gather(*(self._ask_worker(client, one) for one in wanting[:CARDS_AT_ONCE_MAX]))
-                await asyncio.sleep(CARDS_INTERVAL_S)
+        while True:
+            wanting = [
+                worker
+                for worker in self.table.workers.values()
+                if worker.cards is None and worker.spec.state is WorkerState.READY
+            ]
+            await asyncio.gather(*(self._ask_worker(one) for one in wanting[:CARDS_AT_ONCE_MAX]))
+            await asyncio.sleep(CARDS_INTERVAL_S)
 
-    async def _ask_worker(self, client: httpx.AsyncClient, worker: Worker) -> None:
-        host = f"[{worker.spec.host}]" if ":" in worker.spec.host else worker.spec.host
+    async def _ask_worker(self, worker: Worker) -> None:
         try:
-            worker.cards = await read_cards(client, f"http://{host}:{worker.spec.port}")
-        except (httpx.HTTPError, ValueError) as error:
-            log.debug("worker does not list its models: %r", error, extra={"worker": worker.spec.name})
+            worker.cards = await read_cards(self.upstreams, worker.peer, timeout_s=CARDS_TIMEOUT_S)
+        except WorkerFailure as failure:
+            log.debug("worker does not list its models: %s", failure.message, extra={"worker": worker.spec.name})

@@ -14,12 +14,13 @@ import time
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
-import httpx
-
 from forebay_api.modelservice import Role
 from forebay_api.objective import Objective
 from forebay_router.discovery.cards import Cards, read_cards
+from forebay_router.errors import WorkerFailure
+from forebay_router.peer import Peer
 from forebay_router.table import ServiceKey, ServiceSpec, Timeouts, WorkerSpec, WorkerState, WorkerTable, WorkerUid
+from forebay_router.upstream import Upstreams
 
 log = logging.getLogger(__name__)
 
@@ -60,6 +61,8 @@ class _Known:
     """What is known of one address."""
 
     address: Address
+    peer: Peer
+    """Connections for probes; requests have their own."""
     generation: int = 0
     uid: WorkerUid | None = None
     cards: Cards | None = None
@@ -73,6 +76,7 @@ class StaticDiscovery:
     table: WorkerTable
     addresses: tuple[Address, ...]
     defaults: ServiceDefaults
+    upstreams: Upstreams
     interval_s: float
     timeout_s: float = 2.0
     failures: int = 0
@@ -81,7 +85,7 @@ class StaticDiscovery:
 
     def __post_init__(self) -> None:
         """Nothing is known yet."""
-        self._known = [_Known(address) for address in self.addresses]
+        self._known = [_Known(address, Peer(address.url, address.host, address.port)) for address in self.addresses]
 
     @property
     def synced(self) -> bool:
@@ -90,39 +94,35 @@ class StaticDiscovery:
 
     async def run(self) -> None:
         """Probe for ever."""
-        limits = httpx.Limits(max_connections=2 * len(self._known) + 2)
-        async with (
-            httpx.AsyncClient(timeout=self.timeout_s, limits=limits, trust_env=False) as client,
-            asyncio.TaskGroup() as tasks,
-        ):
+        async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._give_up_waiting())
             for known in self._known:
-                tasks.create_task(self._watch(known, client))
+                tasks.create_task(self._watch(known))
 
     async def _give_up_waiting(self) -> None:
         await asyncio.sleep(GRACE_S)
         self.table.complete_now()
 
-    async def _watch(self, known: _Known, client: httpx.AsyncClient) -> None:
+    async def _watch(self, known: _Known) -> None:
         pause_s = FIRST_INTERVAL_S
         while True:
             try:
-                healthy = await self._probe(known, client)
-            except (httpx.HTTPError, ValueError) as error:
+                healthy = await self._probe(known)
+            except WorkerFailure as failure:
                 self.failures += 1
-                log.debug("probe of %s failed: %r", known.address.url, error)
+                log.debug("probe of %s failed: %s", known.address.url, failure.message)
                 healthy = False
             self._note(known, healthy=healthy)
             pause_s = self.interval_s if known.uid is not None else min(self.interval_s, pause_s * 1.5)
             await asyncio.sleep(pause_s)
 
-    async def _probe(self, known: _Known, client: httpx.AsyncClient) -> bool:
+    async def _probe(self, known: _Known) -> bool:
         """Whether the worker is healthy; on its first healthy answer also what it serves."""
-        health = await client.get(known.address.url + "/health")
-        if health.status_code != 200:
+        health = await self.upstreams.get(known.peer, "/health", timeout_s=self.timeout_s)
+        if health.status != 200:
             return False
         if known.uid is None:
-            known.cards = await read_cards(client, known.address.url)
+            known.cards = await read_cards(self.upstreams, known.peer, timeout_s=self.timeout_s)
         return True
 
     def _note(self, known: _Known, *, healthy: bool) -> None:

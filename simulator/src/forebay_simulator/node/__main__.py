@@ -26,11 +26,14 @@ def main() -> None:
         format="%(asctime)s %(levelname)s %(name)s %(message)s",
         stream=sys.stderr,
     )
+    failed = False
     try:
         uvloop.run(_run(settings))
     except* NodeError as group:
+        failed = True
         for failure in group.exceptions:
             log.error("%s", failure)
+    if failed:  # not within except*, which would wrap the exit
         sys.exit(1)
 
 

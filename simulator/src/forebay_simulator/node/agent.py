@@ -16,6 +16,7 @@ import shutil
 import sys
 import time
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from forebay_simulator.node.errors import ApiError, SettingsError
 from forebay_simulator.node.events import Note, Recorder
 from forebay_simulator.node.heartbeat import Heartbeat
 from forebay_simulator.node.images import load_table
+from forebay_simulator.node.log_server import LogServer
 from forebay_simulator.node.machine import shutdown_failure
 from forebay_simulator.node.pod_runner import PodRunner
 from forebay_simulator.node.pods import parse_pod
@@ -73,6 +75,7 @@ class Agent:
         self._settings = settings
         self._pods_folder = settings.data / "pods"
         self._state_folder = settings.data / "state"
+        self._scratch_folder = self._state_folder / "scratch"
         self._addresses = AddressPool(settings.address_range)
         self._description = NodeDescription(
             name=settings.name,
@@ -83,7 +86,8 @@ class Agent:
             memory=settings.memory,
             pods=settings.pods,
             zone=settings.zone,
-            version="v0.0.0",
+            version="v0.0.0",  # until the API server's is known
+            log_port=0,
             labels=settings.labels,
         )
         self._runners: dict[str, PodRunner] = {}
@@ -97,9 +101,10 @@ class Agent:
         self._clear()
         async with AsyncExitStack() as stack:
             stack.callback(os.close, lock)
-            api = await Api.connect(self._settings.kubeconfig)
+            api = await Api.connect(self._settings.kubeconfig, self._scratch_folder)
             stack.push_async_callback(api.close)
-            processes = await stack.enter_async_context(Processes(self._state_folder / "scratch", lock))
+            await self._serve_logs(api, stack)
+            processes = await stack.enter_async_context(Processes(self._scratch_folder, lock))
             node = self._context(api, processes)
             heartbeat = Heartbeat(api, self._description)
             async with asyncio.TaskGroup() as tasks:
@@ -123,8 +128,26 @@ class Agent:
     def _clear(self) -> None:
         """Drop what a predecessor left, logs aside."""
         shutil.rmtree(self._state_folder, ignore_errors=True)
-        self._state_folder.mkdir(parents=True)
+        self._scratch_folder.mkdir(parents=True, mode=0o700)
         self._pods_folder.mkdir(parents=True, exist_ok=True)
+
+    async def _serve_logs(self, api: Api, stack: AsyncExitStack) -> None:
+        if api.certificate is None:
+            return
+        certificate, key = api.certificate
+        server = await LogServer(self._pods_folder, self._may_write).listen(
+            self._addresses.node, certificate=certificate, key=key
+        )
+        stack.callback(server.close)
+        port = server.sockets[0].getsockname()[1]
+        self._description = replace(self._description, log_port=port)
+
+    def _may_write(self, namespace: str, pod: str, container: str) -> bool:
+        return any(
+            runner.runs(container)
+            for runner in self._runners.values()
+            if (runner.pod.namespace, runner.pod.name) == (namespace, pod)
+        )
 
     def _context(self, api: Api, processes: Processes) -> NodeContext:
         settings = self._settings
@@ -154,7 +177,7 @@ class Agent:
     async def _proxy(self, stack: AsyncExitStack) -> list[Any]:
         if not self._settings.service_proxy:
             return []
-        api = await Api.connect(self._settings.proxy_kubeconfig)
+        api = await Api.connect(self._settings.proxy_kubeconfig, self._scratch_folder)
         stack.push_async_callback(api.close)
         return [ServiceProxy(api, AddressPool(self._settings.service_range)).run()]
 
@@ -239,10 +262,11 @@ class Agent:
 
     async def _shut_down(self, heartbeat: Heartbeat, node: NodeContext) -> None:
         self._stopping = True
+        heartbeat.shutting_down = True
         log.info("the node is shutting down, %d pods are stopped", len(self._runners))
         try:
             async with asyncio.timeout(_FLUSH_TIMEOUT_S):
-                await heartbeat.beat(shutting_down=True)
+                await heartbeat.beat()
         except (ApiError, TimeoutError) as error:
             log.warning("could not report the shutdown: %s", error)
         grace_s = self._settings.shutdown_grace_s

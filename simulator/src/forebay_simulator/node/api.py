@@ -50,11 +50,13 @@ class Api:
         self._client = client
 
     @classmethod
-    async def connect(cls, kubeconfig: Path) -> "Api":
-        """Read a kubeconfig; nothing is sent yet. Raises SettingsError."""
+    async def connect(cls, kubeconfig: Path, scratch: Path) -> "Api":
+        """Read a kubeconfig; nothing is sent yet. Certificates within it pass through `scratch`. Raises SettingsError."""
         configuration = kubernetes_client.Configuration()
         try:
-            await kubernetes_config.load_kube_config(str(kubeconfig), client_configuration=configuration)
+            await kubernetes_config.load_kube_config(
+                str(kubeconfig), client_configuration=configuration, persist_config=False, temp_file_path=str(scratch)
+            )
         except (kubernetes_config.ConfigException, OSError) as error:
             raise SettingsError(f"--kubeconfig {kubeconfig}: {error}") from error
         configuration.retries = False  # a caller that may try again does so itself, within its own bound
@@ -69,6 +71,14 @@ class Api:
         """Host and port of the API server."""
         parts = urlsplit(self._client.configuration.host)
         return parts.hostname or "", parts.port or 443
+
+    @property
+    def certificate(self) -> tuple[Path, Path] | None:
+        """Files of the client certificate and its key; None for an identity by token."""
+        configuration = self._client.configuration
+        if not configuration.cert_file or not configuration.key_file:
+            return None
+        return Path(configuration.cert_file), Path(configuration.key_file)
 
     async def get(self, path: str, **parameters: Any) -> Object:
         """Read an object or list."""

@@ -39,6 +39,7 @@ class Heartbeat:
         self._lease_path = f"/apis/coordination.k8s.io/v1/namespaces/{LEASE_NAMESPACE}/leases"
         self._status_written_s = 0.0
         self.uid = ""
+        self.shutting_down = False  # from then on every beat says so
 
     async def learn_version(self) -> None:
         """Take on the API server's version as the node's own, so that tools see no skew. Raises ApiError."""
@@ -65,20 +66,19 @@ class Heartbeat:
                 on_registered()
             await asyncio.sleep(BEAT_S)
 
-    async def beat(self, *, shutting_down: bool = False) -> None:
+    async def beat(self) -> None:
         """One heartbeat. Raises ApiError."""
         now_s = time.time()
         node = await self._read_or_create()
         self.uid = node["metadata"]["uid"]
         previous = node.get("status") or {}
-        status = node_status(self._node, previous, now_s=now_s, shutting_down=shutting_down)
+        status = node_status(self._node, previous, now_s=now_s, shutting_down=self.shutting_down)
         if not settled(status, previous) or now_s - self._status_written_s > _STATUS_EVERY_S:
             # Addresses are a list with a merge key that an old entry of another address would survive.
             status["addresses"] = [{"$patch": "replace"}, *status["addresses"]]
             await self._api.patch(f"{self._path}/status", {"status": status})
             self._status_written_s = now_s
-        if not shutting_down:
-            await self._renew(now_s)
+        await self._renew(now_s)
 
     async def _read_or_create(self) -> Object:
         try:

@@ -102,6 +102,11 @@ class PodRunner:
         if self._state.prepared and not self._state.finished:
             self._write_hosts()
 
+    def runs(self, container: str) -> bool:
+        """Whether a container has a process."""
+        state = self._state.containers.get(container)
+        return state is not None and state.active
+
     @property
     def deletion_asked(self) -> bool:
         """The API object is marked for deletion."""

@@ -49,6 +49,7 @@ class NodeDescription:
     pods: int
     zone: str
     version: str
+    log_port: int  # where the API server gets logs; 0 for nowhere
     labels: Mapping[str, str]
 
 
@@ -117,8 +118,10 @@ def node_status(
         "capacity": capacity(node),
         "allocatable": capacity(node),
         "conditions": conditions,
-        "addresses": [{"type": "InternalIP", "address": node.address}, {"type": "Hostname", "address": node.name}],
+        # No Hostname: the API server would prefer it to reach the node, and nobody resolves it.
+        "addresses": [{"type": "InternalIP", "address": node.address}],
         "nodeInfo": _node_info(node),
+        "daemonEndpoints": {"kubeletEndpoint": {"Port": node.log_port}},
     }
 
 
@@ -146,7 +149,7 @@ def settled(status: Mapping[str, Any], previous: Mapping[str, Any]) -> bool:
         return {item["type"]: (item.get("status"), item.get("reason")) for item in of.get("conditions") or []}
 
     same_conditions = essence(status).items() <= essence(previous).items()
-    names = ("capacity", "allocatable", "addresses")
+    names = ("capacity", "allocatable", "addresses", "daemonEndpoints")
     return same_conditions and all(previous.get(name) == status[name] for name in names)
 
 

@@ -1,0 +1,253 @@
+"""From bytes to requests: HTTP/1.1 server side, without I/O.
+
+Framing is strict, since a proxy that reads a request differently from the worker behind it can be made to smuggle one.
+llhttp refuses Content-Length with Transfer-Encoding, repeated or malformed lengths, bare CR or LF, folded headers and control
+bytes; refused here besides: a missing or repeated Host, transfer codings other than chunked, HTTP versions other than 1.0 and
+1.1, and an oversized head or body. Requests go upstream with a head and a Content-Length written anew.
+
+`Upgrade` is ignored, as the standard allows: Java clients offer h2c on every first request. httptools skips the body of such a
+request, so its body goes through a second parser that is primed with the same framing.
+"""
+
+import time
+from collections import deque
+from dataclasses import dataclass
+
+import httptools
+
+from forebay_router import errors
+from forebay_router.headers import Headers, index
+
+
+@dataclass(slots=True)
+class Received:
+    """One request as it came."""
+
+    method: bytes
+    target: bytes
+    headers: Headers
+    fields: dict[bytes, bytes]
+    """Headers by name."""
+    http_10: bool
+    keep_alive: bool
+    body: bytes = b""
+    received_s: float = 0.0
+    """Monotonic time at which it was complete."""
+    refused: errors.RequestRefused | None = None
+    """Set when the request is not valid HTTP or too large."""
+
+    @property
+    def path(self) -> bytes:
+        """The target without its query."""
+        return self.target.partition(b"?")[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a client may send."""
+
+    head_bytes: int
+    body_bytes: int
+
+
+class RequestReader:
+    """Reads the requests of one connection."""
+
+    __slots__ = (
+        "_body",
+        "_body_bytes",
+        "_chunked",
+        "_head_bytes",
+        "_headers",
+        "_in_head",
+        "_limits",
+        "_parser",
+        "_read_bytes",
+        "_receiving",
+        "_resumed",
+        "_target",
+        "continue_due",
+        "ended",
+        "ready",
+        "since_s",
+    )
+
+    def __init__(self, limits: Limits) -> None:
+        self.ready: deque[Received] = deque()
+        """Requests in order, taken out by the connection. A refused one is the last."""
+        self.ended = False
+        """A request was refused: nothing behind it can be trusted."""
+        self.continue_due = False
+        """The client waits for 100 Continue before it sends its body."""
+        self.since_s = time.monotonic()
+        """Monotonic time at which the request that is being received began."""
+        self._limits = limits
+        self._parser = httptools.HttpRequestParser(self)
+        self._receiving: Received | None = None
+        self._resumed = False
+        self._chunked = False
+        self._in_head = False
+        self._headers: Headers = []
+        self._target = b""
+        self._body: list[bytes] = []
+        self._body_bytes = 0
+        self._head_bytes = 0
+        """Bytes of an incomplete head that earlier reads brought."""
+        self._read_bytes = 0
+        """An upper bound of the size of a head that ends in this read."""
+
+    @property
+    def receiving(self) -> bool:
+        """A request has begun and is not complete."""
+        return self._in_head or self._receiving is not None
+
+    def feed(self, data: bytes) -> None:
+        """One read; complete requests are in `ready` afterwards."""
+        self._read_bytes = self._head_bytes + len(data)
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            self._go_on_past_upgrade(data[upgrade.args[0] :])
+        except httptools.HttpParserError as error:
+            if not (self.ready and not self.ready[-1].keep_alive):
+                self.refuse(errors.bad_http(str(error) or "unreadable"))
+        else:
+            if self._in_head:
+                self._head_bytes = self._read_bytes
+                if self._head_bytes > self._limits.head_bytes:
+                    self.refuse(errors.head_too_large(self._limits.head_bytes))
+
+    def refuse(self, refused: errors.RequestRefused) -> None:
+        """End with an error answer, after the requests that are complete."""
+        if self.ended:
+            return
+        self.ended = True
+        request = self._receiving or Received(b"", b"", [], {}, http_10=False, keep_alive=False)
+        self._receiving = None
+        self._in_head = False
+        request.keep_alive = False
+        request.refused = refused
+        request.received_s = time.monotonic()
+        self.ready.append(request)
+
+    def _go_on_past_upgrade(self, rest: bytes) -> None:
+        """The parser has stopped behind the head of a request that offers an upgrade; the body follows."""
+        if self.ended:
+            return
+        self._parser = httptools.HttpRequestParser(self)
+        if self._receiving is None:
+            if rest:
+                self.feed(rest)
+            return
+        length = self._receiving.fields.get(b"content-length", b"0")
+        framing = b"Transfer-Encoding: chunked" if self._chunked else b"Content-Length: " + length
+        self._resumed = True
+        self.feed(b"POST / HTTP/1.1\r\n%b\r\n\r\n%b" % (framing, rest))
+
+    # -- httptools ----------------------------------------------------------------------------------------------------
+
+    def on_message_begin(self) -> None:
+        """Called by the parser."""
+        if self._resumed:
+            return
+        self._headers = []
+        self._target = b""
+        self._body = []
+        self._body_bytes = 0
+        self._head_bytes = 0
+        self._in_head = True
+        self.since_s = time.monotonic()
+
+    def on_url(self, url: bytes) -> None:
+        """Called by the parser, once or more."""
+        if not self._resumed:
+            self._target += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Called by the parser; trailers are dropped."""
+        if self._in_head:
+            self._headers.append((name.lower(), value))
+
+    def on_headers_complete(self) -> None:
+        """Called by the parser."""
+        if self._resumed:
+            return
+        self._in_head = False
+        version = self._parser.get_http_version()
+        request = Received(
+            self._parser.get_method(),
+            self._target,
+            self._headers,
+            index(self._headers),
+            http_10=version == "1.0",
+            keep_alive=self._parser.should_keep_alive(),
+        )
+        self._receiving = request
+        refused = self._check_head(request, version)
+        if refused is not None:
+            self.refuse(refused)
+
+    def _check_head(self, request: Received, version: str) -> errors.RequestRefused | None:
+        """What is wrong with a head beyond what the parser refuses."""
+        if version not in {"1.1", "1.0"}:
+            return errors.bad_http(f"version {version} is not HTTP/1.0 or HTTP/1.1")
+        fields = request.fields
+        if (b"host" not in fields and not request.http_10) or self._repeats(b"host"):
+            return errors.bad_http("exactly one Host header is required")
+        coding = fields.get(b"transfer-encoding")
+        self._chunked = coding is not None
+        if coding is not None and (
+            coding.lower() != b"chunked" or request.http_10 or self._repeats(b"transfer-encoding")
+        ):
+            return errors.bad_http("the only transfer coding accepted is chunked, once, with HTTP/1.1")
+        length = int(fields.get(b"content-length", b"0"))
+        if b"expect" in fields:
+            expects = fields[b"expect"].lower() == b"100-continue" and not request.http_10
+            self.continue_due = expects and (length > 0 or self._chunked)
+        return self._check_sizes(length)
+
+    def _repeats(self, name: bytes) -> bool:
+        """A header stands there more than once."""
+        if self._receiving is not None and len(self._receiving.fields) == len(self._headers):
+            return False
+        return sum(key == name for key, _ in self._headers) > 1
+
+    def _check_sizes(self, body_bytes: int) -> errors.RequestRefused | None:
+        limits = self._limits
+        if self._read_bytes > limits.head_bytes:
+            head_bytes = len(self._target) + sum(len(name) + len(value) + 4 for name, value in self._headers)
+            if head_bytes > limits.head_bytes:
+                return errors.head_too_large(limits.head_bytes)
+        if body_bytes > limits.body_bytes:
+            return errors.body_too_large(limits.body_bytes)
+        return None
+
+    def on_body(self, data: bytes) -> None:
+        """Called by the parser with the body, transfer coding removed."""
+        if self.ended:
+            return
+        self._body_bytes += len(data)
+        if self._body_bytes > self._limits.body_bytes:
+            self.refuse(errors.body_too_large(self._limits.body_bytes))
+            return
+        self._body.append(data)
+
+    def on_message_complete(self) -> None:
+        """Called by the parser."""
+        request = self._receiving
+        if self.ended or request is None:
+            return
+        if not self._resumed and b"upgrade" in request.fields and self._skips_body(request):
+            return
+        self._resumed = False
+        self._receiving = None
+        self.continue_due = False
+        body = self._body
+        request.body = body[0] if len(body) == 1 else b"".join(body)
+        self._body = []
+        request.received_s = time.monotonic()
+        self.ready.append(request)
+
+    def _skips_body(self, request: Received) -> bool:
+        """The parser has left out a body because the request offers an upgrade."""
+        return self._parser.should_upgrade() and (self._chunked or request.fields.get(b"content-length", b"0") != b"0")

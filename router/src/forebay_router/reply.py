@@ -1,0 +1,104 @@
+"""The answer to the client: its head, its body, and how it ends when something fails.
+
+It knows how far it has come, which decides what may still happen:
+
+    nothing written        any answer, also a second worker's
+    head written           only an event stream can have come so far without content; a second worker's events may follow
+    content written        only the end: the rest of this answer, or an error event, or a closed connection
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from forebay_router import errors
+from forebay_router.answer import Answer, Passing
+from forebay_router.client import ClientConnection
+from forebay_router.errors import FailureReason, RequestRefused, Shape
+from forebay_router.headers import returned_lines
+from forebay_router.reading import Received
+from forebay_router.replies import write_refusal
+
+
+@dataclass(slots=True)
+class Reply:
+    """One answer."""
+
+    client: ClientConnection
+    received: Received
+    shape: Shape
+    own_lines: bytes
+    """Header lines that the router adds to every answer: request id, CORS."""
+    begun: bool = False
+    """The head has been written."""
+    content_begun: bool = False
+    """Something has been written that a second attempt would repeat."""
+    events: bool = False
+    """It is an event stream."""
+    chunked: bool = False
+    status: int = 0
+
+    def begin(self, answer: Answer) -> None:
+        """Write the head of an answer that is passed on while it comes."""
+        self.begun = True
+        self.status = answer.status
+        self.events = answer.passing is Passing.EVENTS
+        lines = returned_lines(answer.headers, answer.fields) + self.own_lines
+        if self.events:
+            lines += b"x-accel-buffering: no\r\n"
+            if b"cache-control" not in answer.fields:
+                lines += b"cache-control: no-cache\r\n"
+        length = None if self.events else answer.length
+        self.chunked = self.client.begin(self.received, answer.status, lines, length)
+
+    @property
+    def write_part(self) -> Callable[[bytes], None]:
+        """Writes a part of the body."""
+        return self.client.write_chunk if self.chunked else self.client.write
+
+    def write(self, block: bytes) -> None:
+        """Write a part of the body."""
+        self.write_part(block)
+
+    def end(self) -> None:
+        """The body is complete."""
+        if self.chunked:
+            self.client.end_chunks()
+
+    def whole(self, answer: Answer, body: bytes) -> None:
+        """Write a worker's complete answer."""
+        self.begun = self.content_begun = True
+        self.status = answer.status
+        self.client.whole(
+            self.received, answer.status, returned_lines(answer.headers, answer.fields) + self.own_lines, body
+        )
+
+    def error_event(self, reason: FailureReason) -> bytes:
+        """An event that tells the client that the stream has failed."""
+        return errors.failure_event(self.shape, reason)
+
+    def refuse(self, refused: RequestRefused) -> None:
+        """The router's own error answer; an answer that has begun is broken off instead."""
+        if self.begun:
+            self.break_off(refused.reason or FailureReason.ROUTER_ERROR)
+            return
+        self.begun = True
+        self.status = refused.status
+        write_refusal(self.client, self.received, refused, self.own_lines)
+
+    def fail(self, reason: FailureReason) -> None:
+        """No worker could do it."""
+        status, message = errors.failure_status(reason)
+        retry_after_s = 1 if status == 503 else None
+        self.refuse(
+            RequestRefused(
+                status, message, type="server_error", code=reason.value, retry_after_s=retry_after_s, reason=reason
+            )
+        )
+
+    def break_off(self, reason: FailureReason) -> None:
+        """End an answer that has begun and cannot go on."""
+        if self.events:
+            self.write(self.error_event(reason))
+            self.end()
+        else:
+            self.client.cut()

@@ -1,0 +1,269 @@
+"""Laws of `decide` and its parts, whatever is observed."""
+
+import random
+from dataclasses import replace
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from forebay_api.modelservice import AutoscalingMode, Role
+from forebay_api.objective import Objective
+from forebay_autoscaler.budget import Wish, share_budget
+from forebay_autoscaler.decide import Decision, decide
+from forebay_autoscaler.model import Capacity, Demand, need_of, waiting_in_workers
+from forebay_autoscaler.observation import PoolCounts, PoolObservation, PoolSignals, ServiceObservation, ServiceSignals
+from forebay_autoscaler.policy import Tuning
+from forebay_autoscaler.reading import UNKNOWN, Reading, read
+from forebay_autoscaler.shares import share_of_role
+from forebay_autoscaler.signals import count_within
+from forebay_autoscaler.state import ServiceState
+from forebay_autoscaler.window import Window
+from tests.autoscaler.plant import KEY, pool_policy, service_policy
+
+RATES = st.floats(0, 1e4)
+NUMBERS = st.one_of(RATES, st.sampled_from([float("nan"), float("inf"), -1.0]))
+
+
+def reading_of(number: float, age_s: float) -> Reading:
+    return read(number, age_s=age_s, stale_after_s=60)
+
+
+READINGS = st.one_of(st.just(UNKNOWN), st.builds(reading_of, NUMBERS, st.sampled_from([0.5, 30.0, 90.0])))
+KNOWN = st.builds(reading_of, RATES, st.just(1.0))
+
+
+def pool_signals(readings: st.SearchStrategy[Reading]) -> st.SearchStrategy[PoolSignals]:
+    return st.builds(PoolSignals, **dict.fromkeys(PoolSignals.__dataclass_fields__, readings))
+
+
+def anything(kind: type, dice: random.Random, *, broken: float) -> ServiceSignals | PoolSignals:
+    """Signals of which this share is missing, stale or no number. From a seed, since drawing each one takes long."""
+
+    def one() -> Reading:
+        if dice.random() < broken:
+            return reading_of(dice.choice([float("nan"), float("inf"), -1.0, 7.0]), dice.choice([1.0, 90.0]))
+        return reading_of(dice.choice([0.0, dice.uniform(0, 2), dice.uniform(0, 500)]), 1.0)
+
+    return kind(**{name: one() for name in kind.__dataclass_fields__})
+
+
+@st.composite
+def policies(draw):
+    def pool(name: str, role: Role):
+        low = draw(st.integers(0, 4))
+        return pool_policy(
+            name,
+            role,
+            replicas_min=low,
+            replicas_max=low + draw(st.integers(0, 30)) or 1,
+            gpus=draw(st.sampled_from([1, 2, 4])),
+            concurrency_max=draw(st.sampled_from([1.0, 8.0, 256.0])),
+        )
+
+    split = draw(st.booleans())
+    pools = (
+        (pool("prefill", Role.PREFILL), pool("decode", Role.DECODE))
+        if split
+        else tuple(pool(f"mixed{n}", Role.MIXED) for n in range(draw(st.integers(1, 2))))
+    )
+    least = sum(pool.replicas_min * pool.gpus for pool in pools)
+    budget = draw(st.one_of(st.none(), st.integers(max(1, least), max(1, least) + 20)))
+    return service_policy(
+        *pools,
+        budget_gpus=budget,
+        scale_up_window_s=draw(st.sampled_from([0.0, 6.0, 60.0])),
+        scale_down_window_s=draw(st.sampled_from([0.0, 15.0, 300.0])),
+        objective=Objective(2.0, 0.025, draw(st.sampled_from([0.5, 0.95, 0.99, 1.0]))),
+    )
+
+
+class DecideMachine(RuleBasedStateMachine):
+    """A service whose every number may be anything, over time; the pools follow the decisions, late."""
+
+    @initialize(policy=policies())
+    def begin(self, policy) -> None:
+        self.policy = policy
+        self.state = ServiceState()
+        self.now_s = 0.0
+        self.wanted = {pool.name: max(1, pool.replicas_min) for pool in policy.pools}
+        self.ready = dict(self.wanted)
+        self.before = dict(self.wanted)
+        self.last: Decision | None = None
+
+    @rule(
+        seed=st.integers(0, 1 << 30),
+        broken=st.sampled_from([0.0, 0.0, 0.1, 1.0]),
+        unschedulable=st.booleans(),
+        after_s=st.sampled_from([0.5, 2.0, 10.0, 400.0]),
+    )
+    def look(self, seed, broken, unschedulable, after_s) -> None:
+        dice = random.Random(seed)
+        service = anything(ServiceSignals, dice, broken=broken)
+        pools = [anything(PoolSignals, dice, broken=broken) for _ in self.policy.pools]
+        self.now_s += after_s
+        seen = tuple(
+            PoolObservation(
+                pool.name,
+                PoolCounts(self.wanted[pool.name], self.ready[pool.name], unschedulable=unschedulable),
+                signals,
+            )
+            for pool, signals in zip(self.policy.pools, pools, strict=True)
+        )
+        self.last = decide(self.policy, self.state, ServiceObservation(KEY, service, seen), self.now_s)
+        assert decide(self.policy, self.state, ServiceObservation(KEY, service, seen), self.now_s) == self.last
+        self.state = self.last.state
+        self.before = dict(self.wanted)
+        self.wanted = {pool.name: pool.desired for pool in self.last.pools}
+        self.ready = {name: min(self.ready[name], self.wanted[name]) for name in self.ready}
+
+    @rule(name=st.integers(0, 1))
+    def start(self, name) -> None:
+        pool = self.policy.pools[name % len(self.policy.pools)].name
+        self.ready[pool] = self.wanted[pool]
+
+    @rule(number=st.integers(0, 40), name=st.integers(0, 1))
+    def somebody_scales(self, number, name) -> None:
+        pool = self.policy.pools[name % len(self.policy.pools)].name
+        self.wanted[pool], self.last = number, None
+        self.ready[pool] = min(self.ready[pool], number)
+
+    @invariant()
+    def stays_within_bounds_and_budget(self) -> None:
+        if self.last is None:
+            return
+        for pool, decision in zip(self.policy.pools, self.last.pools, strict=True):
+            assert pool.replicas_min <= decision.desired <= pool.replicas_max
+            assert decision.desired >= 1 or pool.replicas_min == 0
+        if self.policy.budget_gpus is not None:
+            used = sum(pool.gpus * self.wanted[pool.name] for pool in self.policy.pools)
+            assert used <= self.policy.budget_gpus
+
+    @invariant()
+    def never_shrinks_on_unknown(self) -> None:
+        if self.last is None or self.policy.budget_gpus is not None:
+            return
+        for pool, decision in zip(self.policy.pools, self.last.pools, strict=True):
+            if decision.unknown:
+                assert decision.desired >= min(self.before[pool.name], pool.replicas_max)
+
+    @invariant()
+    def says_why(self) -> None:
+        for decision in self.last.pools if self.last else ():
+            assert decision.reason
+            assert (decision.desired != decision.current) == (decision.action in ("grow", "shrink"))
+
+
+DecideMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=15, deadline=None)
+TestDecide = DecideMachine.TestCase
+
+
+@given(
+    demands=st.tuples(*[st.tuples(RATES, RATES)] * 3),
+    work_s=st.one_of(st.none(), st.floats(1e-3, 100)),
+    limit=st.floats(0.1, 1000),
+    role=st.sampled_from(Role),
+    target=st.sampled_from([0.1, 0.5, 0.95, 0.999, 1.0]),
+)
+def test_more_demand_never_needs_fewer_workers(demands, work_s, limit, role, target):
+    capacity = Capacity(work_s, limit, measured=True)
+    objective = Objective(2.0, 0.025, target)
+
+    def need(pick):
+        demand = Demand(*(pick(pair) for pair in demands))
+        return need_of(role, demand, capacity, objective=objective, tuning=Tuning())
+
+    low, high = need(min), need(max)
+    assert low.workers <= high.workers
+    assert low.with_backlog <= high.with_backlog
+    assert low.to_keep <= high.to_keep
+    for one in (low, high):
+        assert one.workers <= one.with_backlog <= one.to_keep, "what is kept covers what would be ordered"
+
+
+@given(rates=st.tuples(RATES, RATES), wanted=st.integers(1, 30))
+def test_more_arrivals_never_get_fewer_workers(rates, wanted):
+    """Of a whole first decision, with everything else equal."""
+    policy = service_policy(pool_policy(replicas_max=1000))
+
+    def size(rate_per_s):
+        signals = ServiceSignals(arrived_per_s=reading_of(rate_per_s, 1), pending=reading_of(0, 1))
+        engines = PoolSignals(
+            running=reading_of(3, 1),
+            waiting=reading_of(0, 1),
+            service_time_s=reading_of(1.5, 1),
+            finished_per_s=reading_of(5, 1),
+        )
+        seen = PoolObservation("mixed", PoolCounts(wanted, wanted), engines)
+        return decide(policy, ServiceState(), ServiceObservation(KEY, signals, (seen,)), 0.0).pools[0].desired
+
+    assert size(min(rates)) <= size(max(rates))
+
+
+@given(
+    wishes=st.lists(
+        st.builds(Wish, st.integers(0, 20), st.integers(0, 20), st.integers(0, 3), st.sampled_from([1, 2, 4])),
+        max_size=4,
+    ),
+    spare=st.integers(0, 40),
+)
+def test_a_shared_budget_is_kept_used_and_fair(wishes, spare):
+    wishes = [replace(wish, replicas=max(wish.replicas, wish.replicas_min)) for wish in wishes]
+    budget = sum(wish.replicas_min * wish.gpus for wish in wishes) + spare
+    given_out = share_budget(wishes, budget)
+    assert sum(n * wish.gpus for n, wish in zip(given_out, wishes, strict=True)) <= budget
+    left = budget - sum(n * wish.gpus for n, wish in zip(given_out, wishes, strict=True))
+    has = [max(wish.replicas_min, min(wish.replicas, wish.current)) for wish in wishes]
+    fits = sum(wish.gpus * n for n, wish in zip(has, wishes, strict=True)) <= budget
+    for n, wish in zip(given_out, wishes, strict=True):
+        assert wish.replicas_min <= n <= wish.replicas
+        assert n == wish.replicas or wish.gpus > left, "nothing that fits is left over"
+        assert not fits or n >= min(wish.replicas, wish.current), "nobody loses a worker to another's growth"
+
+
+@given(points=st.lists(st.tuples(st.floats(0, 10), st.integers(-50, 50)), max_size=30), length_s=st.floats(0, 30))
+def test_a_window_knows_the_maximum_of_its_values(points, length_s):
+    window, now_s, seen = Window(), 0.0, []
+    for after_s, value in points:
+        now_s += after_s
+        seen.append((now_s, value))
+        window = window.add(now_s, value, length_s=length_s)
+        alive = [number for at_s, number in seen if at_s >= now_s - length_s]
+        assert window.maximum(now_s, length_s=length_s) == max(alive)
+        values = [number for _, number in window.points]
+        assert values == sorted(values, reverse=True)
+
+
+@given(
+    finished=st.lists(st.one_of(st.none(), RATES), min_size=1, max_size=4),
+    wanted=st.lists(st.integers(0, 9), min_size=4, max_size=4),
+)
+def test_shares_of_a_role_sum_to_one(finished, wanted):
+    shares = share_of_role(finished, wanted[: len(finished)])
+    assert abs(sum(shares) - 1) < 1e-9
+    assert all(share >= 0 for share in shares)
+
+
+@given(counts=st.lists(st.floats(0, 100), min_size=1, max_size=6), bound=st.floats(0, 50))
+def test_samples_within_a_bound_are_between_none_and_all(counts, bound):
+    cumulative = [sum(counts[: n + 1]) for n in range(len(counts))]
+    bounds = [*(float(2**n) for n in range(len(counts) - 1)), float("inf")]
+    total, within = count_within(zip(bounds, cumulative, strict=True), bound)
+    assert total is not None
+    assert within is not None
+    assert 0 <= within <= total + 1e-9
+    _, more = count_within(zip(bounds, cumulative, strict=True), bound * 2)
+    assert more >= within - 1e-9
+
+
+@given(signals=pool_signals(READINGS))
+def test_no_more_wait_in_workers_than_the_router_has_there(signals):
+    waiting = waiting_in_workers(signals)
+    if waiting is not None and signals.in_flight.known is not None:
+        assert 0 <= waiting <= signals.in_flight.known
+
+
+def test_a_service_in_any_mode_is_decided_on():
+    for mode in AutoscalingMode:
+        decision = decide(service_policy(mode=mode), ServiceState(), ServiceObservation(KEY, ServiceSignals(), ()), 0.0)
+        assert decision.pools == ()

@@ -1,0 +1,63 @@
+"""What the leader does before its watches run."""
+
+import asyncio
+
+import pytest
+from kubernetes.aio import client as kubernetes_client
+
+from forebay_operator import leading
+from forebay_operator.control import Health
+from forebay_operator.errors import ApiForbiddenError, ApiNotFoundError
+from forebay_operator.metrics import Metrics
+from forebay_operator.settings import load_settings
+from tests.operator.fake_cluster import FakeCluster
+
+
+@pytest.fixture
+def cluster() -> FakeCluster:
+    return FakeCluster()
+
+
+@pytest.fixture
+def leader(cluster) -> leading.Leader:
+    return leading.Leader(
+        settings=load_settings([], {}),
+        configuration=kubernetes_client.Configuration(),
+        cluster=cluster,
+        metrics=Metrics(),
+        health=Health(),
+        on_watching=lambda: None,
+    )
+
+
+async def test_it_starts_once_the_kinds_are_served(leader):
+    assert await leader._wait_for_kinds(asyncio.Event())
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [(ApiNotFoundError, "the WorkerPool CRD is not installed"), (ApiForbiddenError, "cannot find WorkerPool: no")],
+)
+async def test_a_missing_crd_or_right_shows_in_readiness(leader, cluster, monkeypatch, error, reason):
+    """Helm installs CRDs and operator side by side, so the operator may well be first."""
+    monkeypatch.setattr(leading, "RETRY_S", 0.01)
+    answers = iter([None, error, error])
+
+    def fail(call):
+        wrong = next(answers, None)
+        return wrong(call, "no") if wrong else None
+
+    cluster.fail = fail
+    async with asyncio.timeout(1):
+        assert await leader._wait_for_kinds(asyncio.Event())
+    assert leader.health.not_ready_because == reason
+
+
+async def test_it_can_be_stopped_while_it_waits(leader, cluster):
+    cluster.fail = lambda call: ApiNotFoundError(call, "no")
+    stop = asyncio.Event()
+    running = asyncio.create_task(leader.run(stop))
+    await asyncio.sleep(0)
+    stop.set()
+    async with asyncio.timeout(1):
+        await running
