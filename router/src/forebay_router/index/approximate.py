@@ -14,14 +14,14 @@ cached tokens
 which rests where both errors are equally large. Content delivered beyond the shadow is the last answer of a chat, which this
 router never sent, and says nothing; unless nothing of the prompt was known at all: then it was dropped too early, long ago.
 
-A worker that misses `RESET_MISSES` predictions in a row entirely has lost its cache: it is forgotten, and its bound is what it
-was before the row began.
+What one of the last few answered prompts had put there cannot have been pushed out yet. A worker that misses such predictions
+entirely, `RESET_MISSES` in a row, has lost its cache and is forgotten; its bound stays.
 
 Memory. All mirrors and shadows together hold at most `entries_max` blocks; beyond it the largest gives up its oldest. A worker
 that has gone is forgotten in small steps.
 """
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 from math import inf
 from typing import Final
@@ -29,7 +29,9 @@ from typing import Final
 from forebay_router.index.content import ENDS, SIZES, Content
 from forebay_router.index.holders import Holders, Slots
 
-RESET_MISSES: Final = 4
+RESET_MISSES: Final = 2
+FRESH: Final = 8
+"""Answered prompts whose content is surely still there."""
 SHADOW_SHARE: Final = 1.0
 """Size of a shadow as a share of its worker's bound."""
 _FORGET_PER_STEP: Final = 64
@@ -48,10 +50,10 @@ class Mirror:
     size_bytes: int = 0
     shadow: OrderedDict[int, int] = field(default_factory=OrderedDict)
     shadow_bytes: int = 0
+    answered: deque[tuple[int, ...]] = field(default_factory=lambda: deque(maxlen=FRESH))
+    """Chains of the last answered prompts."""
     misses: int = 0
-    """Predictions in a row that missed entirely."""
-    bound_before_bytes: float = inf
-    """The bound before that row."""
+    """Predictions of fresh content in a row that missed entirely."""
 
     @property
     def entries(self) -> int:
@@ -67,6 +69,8 @@ class Sent:
     """Content that the worker was thought to hold."""
     shadow_bytes: int
     """Content right behind it that the worker was thought to have dropped of late."""
+    fresh: bool = False
+    """What was predicted was put there by one of the last answered prompts."""
 
 
 @dataclass(slots=True)
@@ -161,19 +165,28 @@ class ApproximateIndex:
         while held + behind < count and hashes[held + behind] in mirror.shadow:
             behind += 1
         predicted = content.bytes_of(held)
-        return Sent(predicted, content.bytes_of(held + behind) - predicted)
+        last = hashes[held - 1] if held else None
+        fresh = any(len(other) >= held and other[held - 1] == last for other in mirror.answered) if held else False
+        return Sent(predicted, content.bytes_of(held + behind) - predicted, fresh)
 
-    def correct(self, uid: str, sent: Sent, delivered_bytes: float, slack_bytes: float) -> None:
+    def correct(self, uid: str, content: Content, sent: Sent, *, delivered_bytes: float, slack_bytes: float) -> None:
         """An answer told how much of the prompt the worker had. Differences up to the slack say nothing."""
         slot = self.slots.of.get(uid)
         if slot is None:
             return
         mirror = self.mirrors[slot]
+        mirror.answered.append(content.hashes)
         missed = sent.predicted_bytes - delivered_bytes
-        if missed > slack_bytes:
-            self._shrink(uid, mirror, missed, lost_all=delivered_bytes <= slack_bytes)
+        if sent.fresh and missed > slack_bytes:
+            mirror.misses += 1
+            if mirror.misses >= RESET_MISSES and delivered_bytes <= slack_bytes:
+                self.reset(uid)
             return
-        if sent.predicted_bytes > slack_bytes:
+        if missed > slack_bytes:
+            mirror.bound_bytes = max(0.0, min(mirror.bound_bytes, float(mirror.size_bytes)) - missed)
+            self._hold_bounds(mirror)
+            return
+        if sent.fresh and sent.predicted_bytes > slack_bytes:
             mirror.misses = 0
         found = delivered_bytes - sent.predicted_bytes
         if sent.predicted_bytes or sent.shadow_bytes:
@@ -181,21 +194,9 @@ class ApproximateIndex:
         if found > slack_bytes:
             mirror.bound_bytes += found
 
-    def _shrink(self, uid: str, mirror: Mirror, missed: float, *, lost_all: bool) -> None:
-        if not lost_all:
-            mirror.misses = 0
-        else:
-            if mirror.misses == 0:
-                mirror.bound_before_bytes = mirror.bound_bytes
-            mirror.misses += 1
-            if mirror.misses >= RESET_MISSES:
-                self.reset(uid, mirror.bound_before_bytes)
-                return
-        mirror.bound_bytes = max(0.0, min(mirror.bound_bytes, float(mirror.size_bytes)) - missed)
-        self._hold_bounds(mirror)
-
-    def reset(self, uid: str, bound_bytes: float) -> None:
+    def reset(self, uid: str) -> None:
         """A worker has lost its cache."""
+        bound_bytes = self.mirrors[self.slots.of[uid]].bound_bytes
         self.drop_worker(uid)
         self.add_worker(uid, bound_bytes)
         self.resets += 1

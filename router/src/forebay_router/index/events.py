@@ -35,6 +35,8 @@ class Stored:
     """KV cache group; a model with layers of several kinds has several."""
     kind: str = ""
     """What the group's layers are, such as full_attention."""
+    medium: str = ""
+    """The tier that holds the copy: GPU, CPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,7 @@ class Removed:
 
     hashes: tuple[EngineHash, ...]
     group: int = 0
+    medium: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +96,7 @@ def decode_batch(payload: bytes) -> Batch:
     for one in said[1]:
         try:
             event = _event(one)
-        except (KeyError, TypeError, ValueError):
+        except (LookupError, TypeError, ValueError):
             continue
         events.append(event)
     rank = said[2] if len(said) > 2 and isinstance(said[2], int) else 0
@@ -101,7 +104,7 @@ def decode_batch(payload: bytes) -> Batch:
 
 
 def _event(said: Any) -> Event:
-    """One event; KeyError, TypeError or ValueError when it is none."""
+    """One event; LookupError, TypeError or ValueError when it is none."""
     if isinstance(said, Mapping):
         kind, fields = said["type"], said
     else:
@@ -110,7 +113,7 @@ def _event(said: Any) -> Event:
     if kind == "BlockStored":
         return _stored(fields)
     if kind == "BlockRemoved":
-        return Removed(_hashes(fields["block_hashes"]), fields.get("group_idx") or 0)
+        return Removed(_hashes(fields["block_hashes"]), fields.get("group_idx") or 0, fields.get("medium") or "")
     if kind == "AllBlocksCleared":
         return Cleared()
     raise ValueError(kind)
@@ -139,4 +142,5 @@ def _stored(fields: Mapping[str, Any]) -> Stored:
         extra_keys=tuple(tuple(one or ()) for one in extra) if len(extra) == len(hashes) else (),
         group=fields.get("group_idx") or 0,
         kind=fields.get("kv_cache_spec_kind") or "",
+        medium=fields.get("medium") or "",
     )

@@ -9,8 +9,9 @@ plus whatever tells the block apart besides tokens and adapter (cache salt, imag
 token ids give the same chain. Removal names a block; everything behind it goes out of reach by itself, since the walk along a
 chain ends at the first block that is not held.
 
-- Two requests that fill one block at once make two copies under one name, and tiers (GPU, CPU) another: copies are counted,
-  the block is held until the last one is removed.
+- A block may be held by several tiers (GPU, CPU) under one name; it is held until the last one removes it. Within a tier a name
+  is stored once, however often that is told: some engines tell it again on every hit. So when two requests fill one block at
+  once and one of the two copies goes, the other is missed.
 - A block whose parent is unknown (its message was missed) cannot be placed and is counted as an orphan.
 - A model with several KV cache groups sends events for each; the lowest group with full attention is followed, since the others
   keep less of a prompt, not more. Where it is wrong the audit shows it.
@@ -67,7 +68,8 @@ def token_chain(
 @dataclass(slots=True)
 class _Block:
     own: int
-    copies: int
+    media: tuple[str, ...]
+    """The tiers that hold it."""
 
 
 @dataclass(slots=True)
@@ -109,7 +111,7 @@ class PreciseIndex:
                 self._store(rank, event)
             elif isinstance(event, Removed):
                 if rank.group is None or event.group == rank.group:
-                    self._remove(rank, event.hashes)
+                    self._remove(rank, event)
             elif isinstance(event, Cleared):
                 self._clear(rank)
 
@@ -146,31 +148,31 @@ class PreciseIndex:
             own = parent.own
         packed = memoryview(array("I", event.token_ids)).cast("B")
         width = 4 * event.block_size
-        bit = 1 << rank.slot
         for index, name in enumerate(event.hashes):
             own = xxh3_64_intdigest(packed[index * width : (index + 1) * width], own)
             own = _told_apart(own, event, index)
-            self._hold(rank, bit, name, own)
+            self._hold(rank, name, own, event.medium)
         while len(rank.blocks) > self.blocks_max:
             self._forget(rank, next(iter(rank.blocks)))
 
-    def _hold(self, rank: Rank, bit: int, name: EngineHash, own: int) -> None:
+    def _hold(self, rank: Rank, name: EngineHash, own: int, medium: str) -> None:
         known = rank.blocks.get(name)
         if known is not None and known.own == own:
-            known.copies += 1
+            if medium not in known.media:
+                known.media += (medium,)
             return
         if known is not None:
             self._forget(rank, name)
-        rank.blocks[name] = _Block(own, 1)
-        self.holders.add(own, bit)
+        rank.blocks[name] = _Block(own, (medium,))
+        self.holders.add(own, 1 << rank.slot)
 
-    def _remove(self, rank: Rank, names: Sequence[EngineHash]) -> None:
-        for name in names:
+    def _remove(self, rank: Rank, event: Removed) -> None:
+        for name in event.hashes:
             known = rank.blocks.get(name)
             if known is None:
                 continue
-            known.copies -= 1
-            if not known.copies:
+            known.media = tuple(one for one in known.media if event.medium and one != event.medium)
+            if not known.media:
                 self._forget(rank, name)
 
     def _forget(self, rank: Rank, name: EngineHash) -> None:
@@ -237,11 +239,15 @@ def _told_apart(own: int, event: Stored, index: int) -> int:
     """Add what tells a block apart besides tokens and adapter, in the order in which the engine has it."""
     if not event.extra_keys:
         return own
-    for key in event.extra_keys[index]:
-        said: Any = key
-        if isinstance(said, list | tuple) and len(said) == 2 and said[0] == "cache_salt":
-            said = said[1]
-        if said == event.lora or (isinstance(said, list | tuple) and said and said[0] == "lora"):
-            continue
+    keys = event.extra_keys[index]
+    if event.lora is not None and keys and _names_adapter(keys[0], event.lora):
+        keys = keys[1:]
+    for key in keys:
+        said = key[1] if isinstance(key, list | tuple) and len(key) == 2 and key[0] == "cache_salt" else key
         own = salted(own, salt_digest(said) if isinstance(said, str) else repr(said).encode())
     return own
+
+
+def _names_adapter(key: Any, lora: str) -> bool:
+    """Whether an extra key is the adapter's, which the root stands for already; tagged or bare."""
+    return bool(key == lora or (isinstance(key, list | tuple) and key and key[0] == "lora"))

@@ -150,4 +150,5 @@ class PrefixIndex:
             predicted[Source.PRECISE] = dispatch.precise_tokens
         audit.note(predicted, cached_tokens, prompt_tokens, dispatch.used)
         slack = max(2 * BLOCK_MIN_BYTES, _SLACK_SHARE * content.size_bytes, _SLACK_TOKENS / tokens_per_byte)
-        self.approximate.correct(dispatch.uid, dispatch.sent, cached_tokens / tokens_per_byte, slack)
+        delivered = cached_tokens / tokens_per_byte
+        self.approximate.correct(dispatch.uid, content, dispatch.sent, delivered_bytes=delivered, slack_bytes=slack)

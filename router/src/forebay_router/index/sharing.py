@@ -68,7 +68,8 @@ class CommonStart:
 
     def bytes_in(self, content: Content) -> int:
         """Bytes of a prompt that are the common start, as far as it goes along."""
-        blocks = min(self.blocks, len(content.hashes))
-        if not blocks or self.reference[blocks - 1] != content.hashes[blocks - 1]:
+        common = self.blocks
+        if not common:
             return 0
-        return ENDS[blocks - 1]
+        blocks = min(common, agreement(self.reference, content.hashes))
+        return ENDS[blocks - 1] if blocks else 0
