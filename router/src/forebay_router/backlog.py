@@ -48,15 +48,16 @@ class Backlog:
             self.tokens -= self.prompts.pop(head).tokens
             if head == lease:
                 break
-        self.began_s = now_s
+        self.began_s = now_s if self.prompts else 0.0
 
     def drop(self, lease: int, now_s: float) -> None:
         """A request ended before its first token."""
         if lease not in self.prompts:
             return
-        if next(iter(self.prompts)) == lease:
-            self.began_s = now_s
+        was_head = next(iter(self.prompts)) == lease
         self.tokens -= self.prompts.pop(lease).tokens
+        if was_head:
+            self.began_s = now_s if self.prompts else 0.0
 
     def wait_s(self, token_s: float, now_s: float) -> float:
         """Time until all of it is computed, at so many seconds a token."""
@@ -70,3 +71,9 @@ class Backlog:
                 return tokens * token_s + abs(head_s - elapsed_s)
             began_s += head_s
         return 0.0
+
+    def tokens_left(self, token_s: float, now_s: float) -> float:
+        """Prompt tokens that are still to be computed, the head's computed part left out."""
+        if not self.prompts:
+            return 0.0
+        return self.tokens if token_s <= 0 else min(float(self.tokens), self.wait_s(token_s, now_s) / token_s)

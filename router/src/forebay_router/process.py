@@ -29,6 +29,8 @@ from forebay_router.client import ClientConnections
 from forebay_router.control import control_app, control_server
 from forebay_router.discovery.source import Discovery
 from forebay_router.discovery.static import Address, ServiceDefaults, StaticDiscovery
+from forebay_router.index.approximate import ApproximateIndex
+from forebay_router.index.prefix_index import PrefixIndex
 from forebay_router.metrics import ServiceStats
 from forebay_router.placing import Placing
 from forebay_router.reading import Limits
@@ -52,6 +54,7 @@ def build_router(settings: Settings) -> Router:
     tools = Tools(
         placing=Placing(
             table=table,
+            index=PrefixIndex(ApproximateIndex(settings.index_blocks)),
             rng=random.Random(),  # noqa: S311 - ties between workers
             hold_limit=settings.hold_limit,
             hold_s=settings.hold_timeout_s,
@@ -60,6 +63,7 @@ def build_router(settings: Settings) -> Router:
         access_log=AccessLog(settings.access_log),
         attempts_max=settings.attempts,
         unknown_stats=ServiceStats(),
+        explain=settings.explain,
     )
     router = Router(
         table=table,

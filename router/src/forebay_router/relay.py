@@ -24,6 +24,7 @@ from forebay_router.accounting import Record, account
 from forebay_router.answer import Answer, Passing
 from forebay_router.endpoints import Endpoint
 from forebay_router.errors import FailureReason, RequestRefused, WorkerFailure
+from forebay_router.explaining import EXPLAIN_HEADER, explain_line
 from forebay_router.headers import forwarded_lines
 from forebay_router.metrics import ServiceStats
 from forebay_router.parsing import ParsedRequest, parse_request
@@ -56,6 +57,8 @@ class Tools:
     attempts_max: int
     unknown_stats: ServiceStats
     """Counts of requests that name no known model."""
+    explain: bool = True
+    """Answer `x-forebay-explain: 1` with a header that tells the choice."""
 
 
 @dataclass(slots=True)
@@ -76,6 +79,8 @@ class Exchange:
     cached_tokens: int | None = None
     """Prompt tokens that the prefill worker had cached, where there was one."""
     forwarded: bytes | None = None
+    place: Place | None = None
+    """Of the last attempt."""
 
     async def run(self) -> None:
         """Serve the request; returns when its answer has been written or cannot be."""
@@ -129,6 +134,9 @@ class Exchange:
 
     def _note_attempt(self, attempt: int, place: Place) -> None:
         record = self.record
+        self.place = place
+        if self.received.fields.get(EXPLAIN_HEADER) == b"1" and self.tools.explain:
+            self.reply.explanation = explain_line(place.choice, place.trip)
         record.attempts = attempt
         record.pools = place.pools
         record.worker = place.lease.worker.spec.name
@@ -373,6 +381,8 @@ class Exchange:
         else:
             service.stats.in_flight -= 1
             verdict = account(record, service.stats, service.spec.objective)
+            if self.place is not None:
+                self.tools.placing.learn(self.place, record)
         self.tools.access_log.write(
             record,
             verdict,

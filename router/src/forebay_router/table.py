@@ -12,6 +12,7 @@ A lease is a request's claim on one worker, taken at dispatch and released exact
 manager. Observers hear of every take and release: a broadcast to other router replicas is one more observer.
 """
 
+import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -20,9 +21,11 @@ from typing import Any, NewType, Self
 
 from forebay_api.modelservice import Role
 from forebay_api.objective import Objective
-from forebay_router.choose import Candidate, Load, Rates, Snapshot
+from forebay_router.choose import Snapshot
 from forebay_router.metrics import PoolStats, ServiceStats
 from forebay_router.peer import Peer
+from forebay_router.predicting import Candidate, Load
+from forebay_router.speed import ASSUMED, PoolSpeed, Seed, Speed
 
 WorkerUid = NewType("WorkerUid", str)
 
@@ -91,10 +94,16 @@ class Worker:
 
     __slots__ = ("candidate", "cards", "peer", "pool_stats", "resting_until_s", "spec", "strikes")
 
-    def __init__(self, spec: WorkerSpec, *, pool_stats: PoolStats, rates: Rates | None, limit: int | None) -> None:
+    def __init__(self, spec: WorkerSpec, *, pool_stats: PoolStats, speed: Speed, limit: int | None) -> None:
         self.spec = spec
         self.candidate = Candidate(
-            uid=spec.uid, role=spec.role, pool=spec.pool, revision=spec.revision, rates=rates, limit=limit
+            uid=spec.uid,
+            role=spec.role,
+            name=spec.name,
+            pool=spec.pool,
+            revision=spec.revision,
+            speed=speed,
+            limit=limit,
         )
         self.pool_stats = pool_stats
         self.peer = Peer(spec.name, spec.host, spec.port)
@@ -114,12 +123,14 @@ class Worker:
 class Service:
     """A model service with its workers."""
 
-    __slots__ = ("snapshot", "spec", "stats", "workers")
+    __slots__ = ("snapshot", "spec", "speeds", "stats", "workers")
 
     def __init__(self, spec: ServiceSpec) -> None:
         self.spec = spec
         self.stats = ServiceStats(namespace=spec.key.namespace, model_service=spec.key.name)
         self.workers: dict[str, Worker] = {}
+        self.speeds: dict[str, PoolSpeed] = {}
+        """By pool; kept while a pool has no worker, for the next one."""
         self.snapshot = Snapshot()
         self.adopt_pools(spec)
 
@@ -127,6 +138,14 @@ class Service:
         """Export the spec's pools from now on."""
         for name, role in spec.pools:
             self.stats.pools.setdefault(name, PoolStats(role=role.value))
+
+    def adapter_of(self, model: str | None) -> str | None:
+        """The model's name where its workers say that it is an adapter of another."""
+        for worker in self.workers.values():
+            for card in worker.cards or ():
+                if card.get("id") == model:
+                    return model if card.get("parent") else None
+        return None
 
     def regroup(self, now_s: float) -> None:
         """Make the snapshot anew."""
@@ -156,9 +175,10 @@ class Lease:
 
     def prefilled(self) -> None:
         """The first token came: its prompt is no longer work to do."""
-        if self.prompt_tokens:
-            self.worker.load.prompt_tokens -= self.prompt_tokens
-            self.prompt_tokens = 0
+        load = self.worker.load
+        load.backlog.computed(self.number, self._table.clock())
+        load.prompt_tokens -= self.prompt_tokens
+        self.prompt_tokens = 0
 
     def release(self) -> None:
         """End the claim."""
@@ -184,8 +204,9 @@ class LeaseEvent(StrEnum):
 class WorkerTable:
     """Services, workers and leases; every change is one synchronous method."""
 
-    rates_of: Callable[[WorkerSpec], Rates | None] = lambda _spec: None
-    """Rates of a worker from the capacity model, or None while unknown."""
+    seed_of: Callable[[WorkerSpec], Seed] = lambda _spec: ASSUMED
+    """What may be expected of a pool's first worker: from the capacity model where that is known."""
+    clock: Callable[[], float] = time.monotonic
     worker_limit: int | None = None
     """Most requests in flight on one worker."""
     services: dict[ServiceKey, Service] = field(default_factory=dict)
@@ -195,6 +216,7 @@ class WorkerTable:
     on_change: list[Callable[[Service], None]] = field(default_factory=list)
     """Told when a service may have room that it had not: held requests look again."""
     on_lease: list[Callable[[Lease, LeaseEvent], None]] = field(default_factory=list)
+    on_added: list[Callable[[Worker], None]] = field(default_factory=list)
     on_gone: list[Callable[[Worker], None]] = field(default_factory=list)
     on_complete: list[Callable[[], None]] = field(default_factory=list)
     complete: bool = False
@@ -244,9 +266,14 @@ class WorkerTable:
 
     def _add_worker(self, service: Service, spec: WorkerSpec) -> None:
         pool_stats = service.stats.pools.setdefault(spec.pool, PoolStats(role=spec.role.value))
-        worker = Worker(spec, pool_stats=pool_stats, rates=self.rates_of(spec), limit=self.worker_limit)
+        pool_speed = service.speeds.get(spec.pool)
+        if pool_speed is None:
+            pool_speed = service.speeds[spec.pool] = PoolSpeed(self.seed_of(spec))
+        worker = Worker(spec, pool_stats=pool_stats, speed=Speed(pool_speed), limit=self.worker_limit)
         self.workers[spec.uid] = worker
         service.workers[spec.uid] = worker
+        for hook in self.on_added:
+            hook(worker)
 
     def drop_worker(self, uid: str, now_s: float = 0.0) -> None:
         """Forget a worker. Requests that run on it keep their leases until they end."""
@@ -315,8 +342,8 @@ class WorkerTable:
 
     # -- leases -------------------------------------------------------------------------------------------------------
 
-    def take(self, worker: Worker, *, prompt_tokens: int, output_tokens: int) -> Lease:
-        """Claim a worker for a request."""
+    def take(self, worker: Worker, *, prompt_tokens: int, output_tokens: int, visible: bool = True) -> Lease:
+        """Claim a worker for a request, with the prompt tokens it has to compute. `visible`: its first token will be seen."""
         lease = Lease(self, self._next_lease, worker, prompt_tokens=prompt_tokens, output_tokens=output_tokens)
         self._next_lease += 1
         self.leases[lease.number] = lease
@@ -324,6 +351,8 @@ class WorkerTable:
         load.requests += 1
         load.prompt_tokens += prompt_tokens
         load.output_tokens += output_tokens
+        if prompt_tokens:
+            load.backlog.add(lease.number, prompt_tokens, self.clock(), visible=visible)
         worker.pool_stats.in_flight += 1
         for hook in self.on_lease:
             hook(lease, LeaseEvent.TAKEN)
@@ -339,6 +368,8 @@ class WorkerTable:
         load.requests -= 1
         load.prompt_tokens -= lease.prompt_tokens
         load.output_tokens -= lease.output_tokens
+        if lease.prompt_tokens:
+            load.backlog.drop(lease.number, self.clock())
         worker.pool_stats.in_flight -= 1
         for hook in self.on_lease:
             hook(lease, LeaseEvent.RELEASED)

@@ -1,0 +1,159 @@
+"""What a request will see on a worker. Pure. `choose` has the formulas and what is made of them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import exp, sqrt
+from typing import Final, NamedTuple
+
+from forebay_api.modelservice import Role
+from forebay_api.objective import Objective
+from forebay_router.backlog import Backlog
+from forebay_router.speed import Line, Speed, chance_within
+
+_NO_OBJECTIVE: Final = Objective(ttft_s=1.0, tpot_s=0.05, target=0.9)
+_DEVIATIONS: Final = ((0.5, 0.674), (0.75, 1.15), (0.9, 1.645), (0.95, 1.96), (0.99, 2.576), (0.999, 3.29))
+"""Target -> standard deviations that leave both times within their limits together that often."""
+
+
+@dataclass(slots=True)
+class Load:
+    """What was sent to a worker and has not ended. Changed by leases only."""
+
+    requests: int = 0
+    """Requests in flight."""
+    prompt_tokens: int = 0
+    """Prompt tokens to compute of requests whose first token has not come."""
+    output_tokens: int = 0
+    """Output tokens expected of the requests in flight."""
+    backlog: Backlog = field(default_factory=Backlog)
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A worker as `choose` sees it."""
+
+    uid: str
+    role: Role
+    name: str = ""
+    """For people."""
+    pool: str = ""
+    revision: str = ""
+    """Prefill and decode are paired only when these are equal."""
+    load: Load = field(default_factory=Load)
+    """Live."""
+    speed: Speed = field(default_factory=Speed)
+    """Live."""
+    limit: int | None = None
+    """Most requests in flight at once; None is no limit."""
+
+    @property
+    def token_s(self) -> float:
+        """Seconds a prompt token."""
+        return self.speed.pool.first_token.slope * self.speed.first_token.value
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What is known of a request when it is placed."""
+
+    prompt_tokens: int = 0
+    """Estimate."""
+    output_tokens: int = 0
+    """Estimate, at most what the client allows."""
+    splittable: bool = False
+    """Prefill may run on one worker and decode on another."""
+    excluded: frozenset[str] = frozenset()
+    """Workers that failed on this request already."""
+    cached: Mapping[str, int] = field(default_factory=dict)
+    """Worker -> tokens of the prompt that it holds."""
+    common_tokens: int = 0
+    """Tokens at the start that nearly every request of the service shares."""
+    objective: Objective = _NO_OBJECTIVE
+
+
+class Prediction(NamedTuple):
+    """What is expected of one candidate."""
+
+    uid: str
+    wait_s: float
+    """Until the prompts queued there are computed."""
+    uncached_tokens: int
+    """Of this prompt."""
+    ttft_s: float
+    tpot_s: float
+    cost: float
+    """Share of the objective's time that the choice uses up."""
+    chance: float
+    """Of meeting the objective; comparable within one choice only."""
+    comfortable: bool
+    """Meets the objective with at least its target probability."""
+
+
+def deviations_for(target: float) -> float:
+    """Standard deviations that a prediction must keep from its limit for a target share."""
+    return next((deviations for share, deviations in _DEVIATIONS if target <= share), _DEVIATIONS[-1][1])
+
+
+def predict(one: Candidate, demand: Demand, now_s: float) -> Prediction:
+    """What the request will see on one worker, and what it does to the others there."""
+    objective = demand.objective
+    load, speed = one.load, one.speed
+    line, factor = speed.pool.first_token, speed.first_token.value
+    token_s = one.token_s
+    prompt, common = demand.prompt_tokens, demand.common_tokens
+    held = demand.cached.get(one.uid, 0)
+    uncached = prompt - held if held < prompt else 0
+    own_s = token_s * (prompt - common if held < common <= prompt else uncached)
+    wait_s = load.backlog.wait_s(token_s, now_s) if load.backlog.prompts else 0.0
+    ttft_s = wait_s + line.base * factor + own_s
+    tpot_s = others_s = 0.0
+    if one.role is not Role.PREFILL:
+        tpot_s, growth_s = _pace(one)
+        others_s = load.requests * (own_s / max(1, demand.output_tokens) + growth_s)
+    cost = ttft_s / objective.ttft_s + (tpot_s + others_s) / objective.tpot_s
+    return _prediction(one, objective, (wait_s, uncached, ttft_s, tpot_s), cost)
+
+
+def _pace(one: Candidate) -> tuple[float, float]:
+    """Seconds per output token with one more sequence, and what that one adds for everybody."""
+    line, factor = one.speed.pool.output_token, one.speed.output_token.value
+    growth_s = line.slope * factor
+    return line.base * factor + growth_s * (one.load.requests + 1), growth_s
+
+
+def predict_decode(one: Candidate, demand: Demand) -> Prediction:
+    """What the decode side of a pair adds: the transfer, and one more sequence."""
+    objective = demand.objective
+    tpot_s, growth_s = _pace(one)
+    transfer_s = one.speed.pool.transfer.at(demand.prompt_tokens)
+    cost = transfer_s / objective.ttft_s + (tpot_s + one.load.requests * growth_s) / objective.tpot_s
+    return _prediction(one, objective, (0.0, 0, transfer_s, tpot_s), cost)
+
+
+def _prediction(
+    one: Candidate, objective: Objective, times: tuple[float, int, float, float], cost: float
+) -> Prediction:
+    wait_s, uncached, ttft_s, tpot_s = times
+    pool = one.speed.pool
+    first, output = pool.first_token, pool.output_token
+    deviations = deviations_for(objective.target)
+    comfortable = (
+        ttft_s * _stretch(first, deviations) <= objective.ttft_s
+        and tpot_s * _stretch(output, deviations) <= objective.tpot_s
+    )
+    chance = 1.0
+    if not comfortable:
+        chance = chance_within(objective.ttft_s, ttft_s, first.spread2)
+        chance *= chance_within(objective.tpot_s, tpot_s, output.spread2)
+    return Prediction(one.uid, wait_s, uncached, ttft_s, tpot_s, cost, chance, comfortable)
+
+
+def _stretch(line: Line, deviations: float) -> float:
+    """By what factor a time may exceed its prediction."""
+    return exp(deviations * sqrt(line.spread2))
+
+
+def join(first: Prediction, second: Prediction, decode: Candidate, demand: Demand) -> Prediction:
+    """A pair's prediction from its sides'."""
+    times = (first.wait_s, first.uncached_tokens, first.ttft_s + second.ttft_s, second.tpot_s)
+    return _prediction(decode, demand.objective, times, first.cost + second.cost)
