@@ -138,7 +138,7 @@ def _alone(demand: Demand, snapshot: Snapshot, rng: Random, now_s: float, *, wit
     usable = _usable(pool, demand, snapshot, rng)
     if not usable:
         return None
-    predictions = [predict(one, demand, now_s) for one in usable]
+    predictions = predict(usable, demand, now_s)
     index = _best(predictions, usable, rng)
     chosen = usable[index]
     reason = _reason(predictions[index], demand, alone=len(usable) == 1)
@@ -164,13 +164,14 @@ def _choose_pair(demand: Demand, snapshot: Snapshot, rng: Random, now_s: float) 
         return None
     revisions = {one.revision for one in decode}
     prefill = [one for one in prefill if one.revision in revisions]
-    firsts = [predict(one, demand, now_s) for one in prefill]
-    seconds = [predict_decode(one, demand) for one in decode]
+    firsts = predict(prefill, demand, now_s)
+    seconds = predict_decode(decode, demand)
     found: Choice | None = None
     for revision in sorted(revisions):
         first = _best_of(revision, firsts, prefill, rng)
         second = _best_of(revision, seconds, decode, rng)
-        whole = join(firsts[first], seconds[second], decode[second], demand)
+        pools = (prefill[first].speed.pool, decode[second].speed.pool)
+        whole = join(firsts[first], seconds[second], pools, demand)
         if found is None or _rank(whole) < _rank(found.prediction):
             found = Choice(decode[second], prefill[first], Reason.PAIR, whole, (*firsts, *seconds), snapshot.by_uid)
     return found
@@ -217,19 +218,17 @@ def _some(pool: Sequence[Candidate], demand: Demand, snapshot: Snapshot, rng: Ra
 
 def _with_room(pool: Sequence[Candidate], demand: Demand) -> Sequence[Candidate]:
     excluded = demand.excluded
-    fresh = False
-    room = []
-    for one in pool:
-        requests = one.load.requests
-        if (one.limit is not None and requests >= one.limit) or one.uid in excluded:
-            continue
-        if requests >= SLOW_START + 2 * one.speed.finished:
-            fresh = True
-        room.append(one)
-    if not fresh:
-        return room
-    warm = [one for one in room if one.load.requests < SLOW_START + 2 * one.speed.finished]
+    room = warm = [
+        one for one in pool if (one.limit is None or one.load.requests < one.limit) and one.uid not in excluded
+    ]
+    if any(one.load.requests >= SLOW_START and one.load.requests >= _allowance(one) for one in room):
+        warm = [one for one in room if one.load.requests < _allowance(one)]
     return warm or room
+
+
+def _allowance(one: Candidate) -> int:
+    """Requests in flight that a worker has earned."""
+    return SLOW_START + 2 * one.speed.finished
 
 
 # -- picking ----------------------------------------------------------------------------------------------------------
@@ -239,14 +238,16 @@ def _best(predictions: Sequence[Prediction], candidates: Sequence[Candidate], rn
     """Index of the best prediction; among equal ones of the fewest requests in flight, at random."""
     if len(predictions) == 1:
         return 0
-    if any(one.comfortable for one in predictions):
-        values = [(one.cost if one.comfortable else inf, 0.0) for one in predictions]
+    costs = [one.cost if one.comfortable else inf for one in predictions]
+    lowest = min(costs)
+    if lowest < inf:
+        ties = [at for at, cost in enumerate(costs) if cost == lowest]
     else:
-        values = [(-one.chance, one.cost) for one in predictions]
-    lowest = min(values)
-    if values.count(lowest) == 1:
-        return values.index(lowest)
-    ties = [at for at, value in enumerate(values) if value == lowest]
+        ranks = [(-one.chance, one.cost) for one in predictions]
+        best = min(ranks)
+        ties = [at for at, rank in enumerate(ranks) if rank == best]
+    if len(ties) == 1:
+        return ties[0]
     fewest = min(candidates[at].load.requests for at in ties)
     ties = [at for at in ties if candidates[at].load.requests == fewest]
     return ties[int(rng.random() * len(ties))]
