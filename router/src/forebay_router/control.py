@@ -17,11 +17,31 @@ from fastapi.responses import JSONResponse, PlainTextResponse
 
 from forebay_router import metrics
 from forebay_router.discovery.source import Discovery
+from forebay_router.kv_events import KvEvents
 from forebay_router.router import Router
 from forebay_router.table import Service, Worker, WorkerState
 
 
-def _gauges(router: Router, discovery: Discovery) -> Iterator[metrics.Sample]:
+def _prefix_gauges(router: Router, service: Service, labels: metrics.Labels) -> Iterator[metrics.Sample]:
+    known = router.tools.placing.index.services.get(str(service.spec.key))
+    yield metrics.PREDICTED_TOKENS, labels, known.predicted_tokens if known else 0
+    yield metrics.DELIVERED_TOKENS, labels, known.delivered_tokens if known else 0
+    yield metrics.MISSED_TOKENS, labels, known.missed_tokens if known else 0
+
+
+def _index_gauges(router: Router, kv_events: KvEvents) -> Iterator[metrics.Sample]:
+    index, counts = router.tools.placing.index, kv_events.counts
+    yield metrics.INDEX_BLOCKS, (), index.approximate.entries
+    yield metrics.INDEX_RESETS, (), index.approximate.resets
+    yield metrics.INDEX_FALLBACKS, (), index.fallbacks
+    yield metrics.KV_SUBSCRIPTIONS, (), len(kv_events.connected)
+    yield metrics.KV_MESSAGES, (), counts.messages
+    for kind in ("malformed", "gaps", "restarts", "holes"):
+        yield metrics.KV_TROUBLES, (("kind", kind),), getattr(counts, kind)
+    yield metrics.KV_TROUBLES, (("kind", "orphans"),), index.precise.orphans
+
+
+def _gauges(router: Router, discovery: Discovery, kv_events: KvEvents) -> Iterator[metrics.Sample]:
     table = router.table
     for service in table.services.values():
         of_service = (("namespace", service.spec.key.namespace), ("model_service", service.spec.key.name))
@@ -33,16 +53,18 @@ def _gauges(router: Router, discovery: Discovery) -> Iterator[metrics.Sample]:
             for state, count in counts.items():
                 labels = (*of_service, ("pool", pool), ("role", stats.role), ("state", state.value))
                 yield metrics.WORKERS, labels, count
+        yield from _prefix_gauges(router, service, of_service)
+    yield from _index_gauges(router, kv_events)
     yield metrics.SYNCED, (), int(discovery.synced)
     yield metrics.CONNECTIONS, (), len(router.connections.live) if router.connections else 0
     yield metrics.LEASES, (), len(table.leases)
     yield metrics.DISCOVERY_ERRORS, (), discovery.failures
 
 
-def metrics_text(router: Router, discovery: Discovery) -> bytes:
+def metrics_text(router: Router, discovery: Discovery, kv_events: KvEvents) -> bytes:
     """The exposition of everything the router counts."""
     services = [router.tools.unknown_stats, *router.table.service_stats()]
-    return metrics.render(services, _gauges(router, discovery))
+    return metrics.render(services, _gauges(router, discovery, kv_events))
 
 
 def _speed_state(worker: Worker, now_s: float) -> dict[str, Any]:
@@ -139,7 +161,7 @@ def state_of(router: Router, discovery: Discovery) -> dict[str, Any]:
     }
 
 
-def control_app(router: Router, discovery: Discovery) -> FastAPI:
+def control_app(router: Router, discovery: Discovery, kv_events: KvEvents) -> FastAPI:
     """The application of the control port."""
     app = FastAPI(title="Forebay router control", docs_url=None, redoc_url=None, openapi_url="/openapi.json")
 
@@ -159,7 +181,9 @@ def control_app(router: Router, discovery: Discovery) -> FastAPI:
     @app.get("/metrics")
     async def read_metrics() -> Response:
         """Prometheus text."""
-        return Response(metrics_text(router, discovery), media_type="text/plain; version=0.0.4; charset=utf-8")
+        return Response(
+            metrics_text(router, discovery, kv_events), media_type="text/plain; version=0.0.4; charset=utf-8"
+        )
 
     @app.get("/state")
     async def read_state() -> JSONResponse:

@@ -53,6 +53,8 @@ class Settings:
     index_blocks: int
     """Prompt blocks that the prefix index keeps, over all workers."""
     explain: bool
+    kv_events_port: int | None
+    """Of static workers."""
     upstream_idle_s: float
     body_limit_bytes: int
     head_limit_bytes: int
@@ -178,6 +180,7 @@ GROUPS: tuple[tuple[str, tuple[Option, ...]], ...] = (
             Option("--prefill-workers", worker_url, None, "URL", "workers that compute prompts", many=True),
             Option("--decode-workers", worker_url, None, "URL", "workers that write answers", many=True),
             Option("--namespace", str, None, "NAME", "with --kubernetes: watch these namespaces only (default: all)", many=True),
+            Option("--kv-events-port", count, None, "PORT", "static workers publish KV events there, replays one above"),
             Option("--probe-interval", duration_s, "1s", "TIME", "between health probes of a static worker"),
         ),
     ),
@@ -200,7 +203,7 @@ GROUPS: tuple[tuple[str, tuple[Option, ...]], ...] = (
             Option("--attempts", count, "3", "N", "attempts on different workers before an answer has begun"),
             Option("--hold-limit", count, "1000", "N", "requests that may wait for a worker, per model service"),
             Option("--worker-limit", count, None, "N", "requests in flight on one worker; more wait (default: no limit)"),
-            Option("--index-blocks", count, "250000", "N", "prompt blocks in the prefix index, about 300 bytes each"),
+            Option("--index-blocks", count, "250000", "N", "prompt blocks in the prefix index, about 200 bytes each"),
             Option("--body-limit", size_bytes, "64MiB", "SIZE", "largest request body; above it 413"),
             Option("--head-limit", size_bytes, "64KiB", "SIZE", "largest request line and headers; above it 431"),
         ),
@@ -344,6 +347,7 @@ def build_settings(values: Mapping[str, Any]) -> Settings:
         worker_limit=values["worker_limit"],
         index_blocks=values["index_blocks"],
         explain=values["explain"] == "on",
+        kv_events_port=values["kv_events_port"],
         upstream_idle_s=values["upstream_idle"],
         body_limit_bytes=values["body_limit"],
         head_limit_bytes=values["head_limit"],

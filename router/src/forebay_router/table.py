@@ -87,6 +87,9 @@ class WorkerSpec:
     role: Role
     state: WorkerState
     revision: str = ""
+    kv_events_port: int | None = None
+    """Where it publishes KV events; None where it does not."""
+    kv_replay_port: int | None = None
 
 
 class Worker:

@@ -90,7 +90,7 @@ def test_a_right_prediction_is_audited_as_right():
         index.answered("s", sent, prompt_tokens=1024, cached_tokens=1008 if at else 0)
     errors = index.audits["a"].errors[Source.APPROXIMATE]
     assert errors.total < 0.02
-    assert index.audits["a"].predicted_tokens == 9 * 1024
+    assert index.services["s"].predicted_tokens == 9 * 1024
 
 
 def _told(token_ids: tuple[int, ...]) -> Batch:
@@ -141,7 +141,7 @@ def test_a_silent_feed_does_not_hide_what_was_sent():
 def test_equal_sources_keep_the_precise_one():
     audit = Audit()
     for _ in range(50):
-        audit.note({Source.APPROXIMATE: 100, Source.PRECISE: 100}, 100, 120, Source.PRECISE)
+        audit.note({Source.APPROXIMATE: 100, Source.PRECISE: 100}, 100, 120)
     assert audit.source(precise_speaks=True) is Source.PRECISE
     assert audit.source(precise_speaks=False) is Source.APPROXIMATE
 

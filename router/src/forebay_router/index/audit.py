@@ -54,26 +54,21 @@ class Errors:
 
 @dataclass(slots=True)
 class Audit:
-    """One worker's audit, and its totals for the metrics."""
+    """One worker's audit."""
 
     errors: dict[Source, Errors] = field(default_factory=lambda: {source: Errors() for source in Source})
     fallbacks: int = 0
     """Times the precise source was given up for the approximate one."""
-    predicted_tokens: int = 0
-    """By the source in use, summed over audited answers."""
-    delivered_tokens: int = 0
     distrusted: bool = False
 
     def source(self, *, precise_speaks: bool) -> Source:
         """Which source the worker is judged by."""
         return Source.PRECISE if precise_speaks and not self.distrusted else Source.APPROXIMATE
 
-    def note(self, predicted: Mapping[Source, float], delivered: float, prompt: float, used: Source) -> None:
+    def note(self, predicted: Mapping[Source, float], delivered: float, prompt: float) -> None:
         """One answer told its cached tokens; `predicted` has the tokens that each source had promised."""
         for source, tokens in predicted.items():
             self.errors[source].note(tokens, delivered, prompt)
-        self.predicted_tokens += round(predicted[used])
-        self.delivered_tokens += round(delivered)
         if Source.PRECISE in predicted:
             self._judge()
 

@@ -37,6 +37,17 @@ class Known:
     common: CommonStart = field(default_factory=CommonStart)
     tokens_per_byte: float = FIRST_TOKENS_PER_BYTE
     answers: int = 0
+    predicted_tokens: int = 0
+    """Expected in caches, summed over answers that told what was there."""
+    delivered_tokens: int = 0
+    missed_tokens: int = 0
+    """Expected and not there."""
+
+    def note_audit(self, predicted: float, delivered: float) -> None:
+        """An answer told its cached tokens."""
+        self.predicted_tokens += round(predicted)
+        self.delivered_tokens += round(delivered)
+        self.missed_tokens += round(max(0.0, predicted - delivered))
 
     def note_ratio(self, tokens_per_byte: float) -> None:
         """An answer told its prompt tokens."""
@@ -83,6 +94,8 @@ class PrefixIndex:
     precise: PreciseIndex = field(default_factory=PreciseIndex)
     audits: dict[str, Audit] = field(default_factory=dict)
     services: dict[str, Known] = field(default_factory=dict)
+    fallbacks: int = 0
+    """Times that the precise source was given up for a worker, so far."""
 
     # -- workers ------------------------------------------------------------------------------------------------------
 
@@ -139,8 +152,9 @@ class PrefixIndex:
         content = dispatch.look_up.content
         if prompt_tokens <= 0 or not content.size_bytes:
             return
+        known = self.services[service]
         if content.token_ids is None:
-            self.services[service].note_ratio(prompt_tokens / content.size_bytes)
+            known.note_ratio(prompt_tokens / content.size_bytes)
         audit = self.audits.get(dispatch.uid)
         if cached_tokens is None or audit is None:
             return
@@ -148,7 +162,10 @@ class PrefixIndex:
         predicted: dict[Source, float] = {Source.APPROXIMATE: dispatch.sent.predicted_bytes * tokens_per_byte}
         if dispatch.precise_tokens is not None:
             predicted[Source.PRECISE] = dispatch.precise_tokens
-        audit.note(predicted, cached_tokens, prompt_tokens, dispatch.used)
+        before = audit.fallbacks
+        audit.note(predicted, cached_tokens, prompt_tokens)
+        self.fallbacks += audit.fallbacks - before
+        known.note_audit(predicted[dispatch.used], cached_tokens)
         slack = max(2 * BLOCK_MIN_BYTES, _SLACK_SHARE * content.size_bytes, _SLACK_TOKENS / tokens_per_byte)
         delivered = cached_tokens / tokens_per_byte
         self.approximate.correct(dispatch.uid, content, dispatch.sent, delivered_bytes=delivered, slack_bytes=slack)
