@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from chart_values import install_page
+from code_map import render_code_map
 from forebay_api.crds import DEFINITIONS, render_crd
 from metric_table import render_metrics
 
@@ -25,7 +26,12 @@ def metrics() -> dict[str, str]:
     return {"docs/metrics.md": render_metrics()}
 
 
-GENERATORS: tuple[Callable[[], dict[str, str]], ...] = (crds, install_page, metrics)
+def code_map() -> dict[str, str]:
+    """Every module in one sentence."""
+    return {"docs/code-map.md": render_code_map(ROOT)}
+
+
+GENERATORS: tuple[Callable[[], dict[str, str]], ...] = (crds, install_page, metrics, code_map)
 
 
 def main() -> int:

@@ -3,11 +3,11 @@
 #   scripts/real_engine.sh            install what is missing (3 min, 6.5 GB), then print how to use it
 #   scripts/real_engine.sh --env      print two export lines, nothing else
 #   scripts/real_engine.sh --remove   delete it
-# Everything is below FOREBAY_CACHE_DIR (default: XDG_CACHE_HOME/forebay, ~/.cache/forebay). Needs Python 3.11 on
+# Everything is below ${XDG_CACHE_HOME:-~/.cache}/forebay, as the local cluster's programs are. Needs Python 3.11 on
 # x86_64 with AVX2; nothing needs root. Facts about this engine on CPU: docs/simulated-engine.md, "A real engine".
 set -euo pipefail
 repository=$(cd "$(dirname "$0")/.." && pwd)
-cache=${FOREBAY_CACHE_DIR:-${XDG_CACHE_HOME:-$HOME/.cache}/forebay}
+cache=${XDG_CACHE_HOME:-$HOME/.cache}/forebay
 home=$cache/real-engine-0.32.0
 venv=$home/venv
 model=$home/tiny

@@ -13,18 +13,10 @@ import pytest
 from forebay_autoscaler.cluster import Api, connect
 from forebay_localcluster.cluster import Cluster
 from tests.support import api_server
+from tests.support.rights import grant
 
 ROOT = Path(__file__).resolve().parents[2]
 USER = "forebay-autoscaler"
-RULES = [
-    {"apiGroups": ["forebay.dev"], "resources": ["modelservices", "workerpools"], "verbs": ["get", "list"]},
-    {"apiGroups": ["forebay.dev"], "resources": ["modelservices/status", "workerpools/scale"], "verbs": ["patch"]},
-    {"apiGroups": ["forebay.dev"], "resources": ["acceleratorclasses"], "verbs": ["get", "list"]},
-    {"apiGroups": ["autoscaling"], "resources": ["horizontalpodautoscalers"], "verbs": ["list"]},
-    {"apiGroups": [""], "resources": ["events"], "verbs": ["create", "patch"]},
-    {"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": ["get", "create", "update"]},
-]
-"""What the chart grants."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +45,7 @@ class Site:
         return int(self.get("workerpool", pool)["spec"]["replicas"])
 
     def events(self) -> list[dict[str, Any]]:
-        """Events of the namespace, oldest first."""
+        """Events of the namespace, in no order that means anything."""
         return json.loads(self.kubectl("get", "events", "-o", "json"))["items"]
 
     def set_pool_status(self, pool: str, **status: Any) -> None:
@@ -67,22 +59,7 @@ def autoscaler_kubeconfig(kubernetes_cluster: Cluster) -> Path:
     """A user with the rights that the chart grants, and no others."""
     with api_server.connect(kubernetes_cluster) as server:
         api_server.install_crds(server, ROOT / "charts/forebay/crds")
-    role = {
-        "apiVersion": "rbac.authorization.k8s.io/v1",
-        "kind": "ClusterRole",
-        "metadata": {"name": USER},
-        "rules": RULES,
-    }
-    binding = {
-        "apiVersion": "rbac.authorization.k8s.io/v1",
-        "kind": "ClusterRoleBinding",
-        "metadata": {"name": USER},
-        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": USER},
-        "subjects": [{"kind": "User", "name": USER, "apiGroup": "rbac.authorization.k8s.io"}],
-    }
-    for manifest in (role, binding):
-        kubernetes_cluster.kubectl("apply", "--server-side", "-f", "-", stdin=json.dumps(manifest))
-    return kubernetes_cluster.issue(USER)
+    return grant(kubernetes_cluster, "autoscaler", user=USER)
 
 
 @pytest.fixture

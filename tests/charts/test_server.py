@@ -13,35 +13,10 @@ from tests.charts.helm import CHART, NAMESPACE, RELEASE, Helm, of_kind
 from tests.charts.variants import COMPONENTS, PROMETHEUS, TEAMS, VARIANTS
 from tests.support.api_server import ApiServer, RefusedError, install_crds
 from tests.support.eventually import eventually
+from tests.support.rights import USED
 
 pytestmark = pytest.mark.cluster
 CLUSTER_SCOPED = "acceleratorclasses"
-SERVED = {
-    "operator": {
-        "forebay.dev/modelservices": "get list watch",
-        "forebay.dev/modelservices/status": "patch",
-        "forebay.dev/workerpools": "get list watch create patch delete",
-        "forebay.dev/workerpools/status": "patch",
-        "forebay.dev/workerpools/scale": "patch",
-        "forebay.dev/acceleratorclasses": "get list watch",
-        "apps/deployments": "get list watch create patch",
-        "policy/poddisruptionbudgets": "get list watch create patch",
-        "/services": "get list watch create patch",
-        "/pods": "list watch patch",
-        "/events": "get create patch",
-    },
-    "router": {"forebay.dev/modelservices": "list watch", "/pods": "list watch"},
-    "autoscaler": {
-        "forebay.dev/modelservices": "get list",
-        "forebay.dev/modelservices/status": "patch",
-        "forebay.dev/workerpools": "get list",
-        "forebay.dev/workerpools/scale": "get patch",
-        "forebay.dev/acceleratorclasses": "get list",
-        "autoscaling/horizontalpodautoscalers": "list",
-        "/events": "create patch",
-    },
-}
-"""What each component uses in a namespace that it serves; everything else is refused."""
 NOT_SERVED = "team-c"
 Right = tuple[str, str, str, str]
 """Group, resource, verb, and the one name that it is bound to, if any."""
@@ -49,7 +24,7 @@ Right = tuple[str, str, str, str]
 
 def rights(component: str) -> set[Right]:
     """What a component uses where it serves."""
-    split = [(*key.split("/", 1), verb, "") for key, verbs in SERVED[component].items() for verb in verbs.split()]
+    split = [(*key.split("/", 1), verb, "") for key, verbs in USED[component].items() for verb in verbs.split()]
     return {(group, resource, verb, name) for group, resource, verb, name in split}
 
 

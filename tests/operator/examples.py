@@ -5,7 +5,7 @@ from typing import Any
 
 from forebay_operator.pods import MARKED_COST, RELEASED_COST, TEMPLATE_ANNOTATION, Worker
 from forebay_operator.resources import Manifest
-from forebay_operator.rootcause import Cause
+from forebay_operator.rootcause import Cause, Reason
 
 NOW = datetime(2026, 1, 1, 12, 0, 0, tzinfo=UTC)
 ACCELERATOR: Manifest = {"metadata": {"name": "h100-sxm"}, "spec": {"hardware": "h100-sxm"}}
@@ -41,6 +41,7 @@ def worker(name: str, **fields: Any) -> Worker:
         "pod_ip": "10.0.0.1",
         "is_ready": True,
         "is_terminating": False,
+        "has_ended": False,
         "is_labelled_draining": False,
         "drain_started_at": None,
         "is_released": False,
@@ -53,6 +54,13 @@ def draining(name: str, *, since_s: float, **fields: Any) -> Worker:
     """A worker that the operator marked some time ago."""
     started = NOW - timedelta(seconds=since_s)
     return worker(name, drain_started_at=started, is_labelled_draining=True, **fields)
+
+
+def ended(name: str, reason: str = "Evicted", **fields: Any) -> Worker:
+    """A worker whose pod has failed for good and still lies about."""
+    cause = Cause(Reason.POD_FAILED, f"{name}: {reason}: The node was low on resource: memory.")
+    values = {"is_ready": False, "is_terminating": True, "has_ended": True, "cause": cause, **fields}
+    return worker(name, **values)
 
 
 def pod(deployment: Manifest, name: str, *, ready: bool = True, **status: Any) -> Manifest:
@@ -84,6 +92,7 @@ __all__ = [
     "TEMPLATE_ANNOTATION",
     "Cause",
     "draining",
+    "ended",
     "model_service",
     "pod",
     "pool",

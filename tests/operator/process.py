@@ -13,49 +13,7 @@ from typing import Any
 
 import httpx
 
-from forebay_localcluster.cluster import Cluster
-
 START_TIMEOUT_S = 60.0
-USER = "forebay-operator-under-test"
-
-
-def rule(group: str, resources: str, verbs: str) -> dict[str, Any]:
-    return {"apiGroups": [group], "resources": resources.split(), "verbs": verbs.split()}
-
-
-RULES = [
-    rule("forebay.dev", "modelservices acceleratorclasses", "get list watch"),
-    rule("forebay.dev", "workerpools", "get list watch create patch delete"),
-    rule("forebay.dev", "modelservices/status workerpools/status workerpools/scale", "patch"),
-    rule("apps", "deployments", "get list watch create patch"),
-    rule("", "services", "get list watch create patch"),
-    rule("policy", "poddisruptionbudgets", "get list watch create patch"),
-    rule("", "pods", "list watch patch"),
-    rule("", "events", "create get patch"),
-    rule("coordination.k8s.io", "leases", "create get update"),
-]
-"""Every right that the operator uses."""
-
-
-def grant(cluster: Cluster) -> Path:
-    """Give the user its rights; its kubeconfig."""
-    role = {
-        "apiVersion": "rbac.authorization.k8s.io/v1",
-        "kind": "ClusterRole",
-        "metadata": {"name": USER},
-        "rules": RULES,
-    }
-    binding = {
-        "apiVersion": "rbac.authorization.k8s.io/v1",
-        "kind": "ClusterRoleBinding",
-        "metadata": {"name": USER},
-        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": USER},
-        "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": USER}],
-    }
-    cluster.kubectl(
-        "apply", "-f", "-", stdin=json.dumps({"apiVersion": "v1", "kind": "List", "items": [role, binding]})
-    )
-    return cluster.issue(USER)
 
 
 @dataclass
@@ -85,7 +43,7 @@ class OperatorProcess:
 
 @contextmanager
 def running(
-    kubeconfig: Path, folder: Path, *, port: int, name: str = "op", **variables: str
+    kubeconfig: Path, folder: Path, *, port: int, name: str = "op", until_ready: bool = True, **variables: str
 ) -> Iterator[OperatorProcess]:
     """An operator that ends with the block. Short times, so that tests are."""
     environment = {
@@ -105,7 +63,7 @@ def running(
         process = subprocess.Popen(command, env=environment, stdout=written, stderr=subprocess.STDOUT)
         try:
             made = OperatorProcess(process, port, log)
-            _wait_until_serving(made)
+            _wait_until(made, "ready" if until_ready else "answering")
             yield made
         finally:
             if process.poll() is None:
@@ -117,14 +75,14 @@ def running(
                     process.wait()
 
 
-def _wait_until_serving(operator: OperatorProcess) -> None:
+def _wait_until(operator: OperatorProcess, state: str) -> None:
     deadline = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < deadline:
         assert operator.process.poll() is None, operator.log.read_text()
         try:
-            if operator.ready()["ready"]:
+            if operator.ready()["ready"] or state == "answering":
                 return
         except (httpx.HTTPError, ValueError):
             pass
         time.sleep(0.1)
-    raise AssertionError(f"not ready within {START_TIMEOUT_S:g} s: {operator.log.read_text()}")
+    raise AssertionError(f"not {state} within {START_TIMEOUT_S:g} s: {operator.log.read_text()}")

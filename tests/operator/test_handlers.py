@@ -54,6 +54,12 @@ def test_a_child_that_lost_its_labels_wakes_its_owner(waker, queue):
     assert due(queue) == [worker_pool_key("team", "chat-mixed")]
 
 
+def test_a_worker_pool_that_lost_its_labels_wakes_its_owner(waker, queue):
+    owner = {"kind": "ModelService", "name": "chat", "uid": "u"}
+    waker.on_reconciled(WORKER_POOL, event("chat-mixed", ownerReferences=[owner]))
+    assert due(queue) == [model_service_key("team", "chat"), worker_pool_key("team", "chat-mixed")]
+
+
 def test_an_accelerator_class_wakes_everything_that_exists(waker, queue):
     waker.on_reconciled(MODEL_SERVICE, event("chat", "ADDED"))
     waker.on_reconciled(MODEL_SERVICE, event("gone", "ADDED"))

@@ -121,4 +121,6 @@ async def test_a_fault_in_one_object_does_not_stop_the_others(metrics, caplog):
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
+    repairs = {"namespace": good.namespace, "kind": "Deployment"}
+    assert metrics.registry.get_sample_value("forebay_operator_drift_repairs_total", repairs) == 0
     assert "reconciliation failed unexpectedly" in caplog.text

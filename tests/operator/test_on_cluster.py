@@ -16,13 +16,15 @@ from typing import Any
 
 import httpx
 import pytest
+import yaml
 
 from forebay_cli.system import NodeOptions, simulated_nodes
 from forebay_localcluster.cluster import Cluster
 from forebay_localcluster.control_plane import Settings
 from tests.operator.examples import model_service, pool
-from tests.operator.process import OperatorProcess, grant, running
+from tests.operator.process import OperatorProcess, running
 from tests.support.eventually import always, eventually
+from tests.support.rights import grant
 
 pytestmark = pytest.mark.cluster
 NUMBERS = itertools.count(1)
@@ -51,7 +53,7 @@ def cluster() -> Iterator[Cluster]:
 
 @pytest.fixture(scope="module")
 def kubeconfig(cluster: Cluster) -> Path:
-    return grant(cluster)
+    return grant(cluster, "operator", user="forebay-operator-under-test")
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +62,9 @@ def operator(kubeconfig: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
     folder = tmp_path_factory.mktemp("operator")
     with running(kubeconfig, folder, port=free_port()) as made:
         yield made
-        assert made.metric("forebay_operator_api_errors_total", code="403") == 0, "a right is missing in RULES"
+        assert made.metric("forebay_operator_api_errors_total", code="403") == 0, (
+            "a right is missing in tests/support/rights.py"
+        )
         assert not [one for one in made.lines() if one["level"] == "ERROR"]
 
 
@@ -190,6 +194,26 @@ def test_foreign_edits_are_repaired_within_ten_seconds_and_counted(team: Team, o
         labels = {"namespace": team.namespace, "kind": kind}
         assert operator.metric("forebay_operator_drift_repairs_total", **labels) == count, kind
     assert "DriftRepaired" in team.kubectl("describe", "wp/chat-mixed")
+
+
+def test_a_worker_pool_whose_labels_were_taken_is_put_right(team: Team, operator: OperatorProcess):
+    team.apply()
+    team.await_ready()
+    before = team.get("wp/chat-mixed")["metadata"]["labels"]
+    team.kubectl("label", "wp/chat-mixed", *(f"{key}-" for key in before))
+    eventually(
+        lambda: team.get("wp/chat-mixed")["metadata"].get("labels"),
+        lambda labels: labels == before,
+        within_s=10,
+        what="the labels are back",
+    )
+
+
+def test_a_name_that_is_taken_is_told_at_the_top(team: Team, operator: OperatorProcess):
+    team.kubectl("create", "deployment", "chat-mixed", "--image=busybox", "--replicas=0")
+    team.apply()
+    assert "delete or rename it" in team.await_reason("NotApplied")
+    assert team.get("deployment/chat-mixed")["spec"]["replicas"] == 0, "it is left alone"
 
 
 def test_a_deleted_child_is_made_again(team: Team, operator: OperatorProcess):
@@ -406,6 +430,29 @@ def test_leadership_passes_on_however_the_leader_ends(team: Team, kubeconfig: Pa
                 assert third.process.wait(timeout=10) == 1
             except subprocess.TimeoutExpired:
                 pytest.fail("it goes on without the lease")
+
+
+def test_crds_that_an_upgrade_left_behind_show_in_readiness(
+    cluster: Cluster, team: Team, kubeconfig: Path, tmp_path: Path
+):
+    """C151: with less in its CRD than the operator knows, the server would drop fields in silence."""
+    path = ROOT / "charts/forebay/crds/modelservices.yaml"
+    older = yaml.safe_load(path.read_text(encoding="utf-8"))
+    spec = older["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
+    del spec["properties"]["pools"]["items"]["properties"]["priorityClassName"]
+    settings = {"FOREBAY_LEASE_NAME": "outdated", "FOREBAY_NAMESPACES": team.namespace}
+    apply = ["apply", "--server-side", "--force-conflicts", "-f"]
+    try:
+        cluster.kubectl(*apply, "-", stdin=yaml.safe_dump(older))
+        with running(kubeconfig, tmp_path, port=free_port(), until_ready=False, **settings) as made:
+            found = eventually(
+                made.ready, lambda one: "CRD" in str(one["reason"]), within_s=20, what="the old CRD is told"
+            )
+            assert "spec.pools[].priorityClassName" in found["reason"]
+            cluster.kubectl(*apply, str(path))
+            eventually(made.ready, lambda one: one["ready"], within_s=30, what="ready with the new CRD")
+    finally:
+        cluster.kubectl(*apply, str(path))
 
 
 @pytest.mark.parametrize("outage_s", [2, 12], ids=["short", "longer than the lease"])

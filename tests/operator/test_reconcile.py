@@ -14,7 +14,7 @@ from forebay_api.names import (
     OPERATOR_MANAGER,
 )
 from forebay_operator.desired.deployment import WorkerContext
-from forebay_operator.errors import ApiUnavailableError
+from forebay_operator.errors import ApiForbiddenError, ApiInvalidError, ApiUnavailableError
 from forebay_operator.events import Recorder
 from forebay_operator.keys import model_service_key, worker_pool_key
 from forebay_operator.metrics import Metrics
@@ -102,6 +102,10 @@ class Operator:
         conditions = self.cluster.see(MODEL_SERVICE, name)["status"]["conditions"]
         found = next(one for one in conditions if one["type"] == condition_type)
         return found["status"], found["reason"]
+
+    def message(self, condition_type: str, name: str = "chat") -> str:
+        conditions = self.cluster.see(MODEL_SERVICE, name)["status"]["conditions"]
+        return str(next(one for one in conditions if one["type"] == condition_type)["message"])
 
     def repairs(self, kind: str) -> float:
         value = self.metrics.registry.get_sample_value(
@@ -322,6 +326,17 @@ async def test_scaling_up_again_keeps_the_victim(operator):
     assert operator.cluster.see(DEPLOYMENT, "chat-mixed")["spec"]["replicas"] == 2
 
 
+async def test_an_idle_worker_is_given_its_whole_grace(operator):
+    """The time of the mark is not cut to seconds."""
+    await serve(operator, pools=[pool("mixed", replicas={"min": 2, "max": 4})])
+    operator.now += timedelta(milliseconds=900)
+    operator.scale(1)
+    for waited_s, replicas in ((0.0, 2), (1.9, 2), (0.2, 1)):
+        operator.now += timedelta(seconds=waited_s)
+        await operator.pools.reconcile(worker_pool_key("team", "chat-mixed"))
+        assert operator.cluster.see(DEPLOYMENT, "chat-mixed")["spec"]["replicas"] == replicas
+
+
 async def test_a_worker_that_does_not_finish_is_cut_off_after_the_timeout(operator):
     await serve(operator, pools=[pool("mixed", replicas={"min": 2, "max": 4})], rollout={"drainTimeout": "30s"})
     operator.loads["127.0.0.1"] = 7.0
@@ -369,6 +384,42 @@ async def test_a_missing_accelerator_is_told_and_what_runs_stays(operator):
     await operator.settle()
     assert operator.condition("Accepted") == ("True", "Valid")
     assert [operator.repairs(kind.kind) for kind in CHILDREN] == [0, 0, 0]
+
+
+async def test_a_dropped_pool_leaves_although_its_accelerator_class_is_gone(operator):
+    """It cannot be built anew, and must not keep its accelerators for that."""
+    operator.cluster.add(ACCELERATOR_CLASS, {"metadata": {"name": "rare"}, "spec": {"hardware": "h100-sxm"}})
+    await serve(operator, pools=[pool("mixed"), pool("extra", accelerator="rare")])
+    operator.cluster.remove(ACCELERATOR_CLASS, None, "rare")
+    operator.cluster.edit(MODEL_SERVICE, "team", "chat", {"spec": {"pools": [pool("mixed")]}})
+    await operator.settle()
+    assert operator.cluster.see(DEPLOYMENT, "chat-extra")["spec"]["replicas"] == 1, "drained first"
+    operator.now += timedelta(seconds=5)
+    await operator.pools.reconcile(worker_pool_key("team", "chat-extra"))
+    assert operator.run_pods("chat-extra") == []
+    await operator.settle()
+    assert operator.cluster.names(WORKER_POOL) == ["chat-mixed"]
+    assert operator.condition("Ready") == ("True", "AllWorkersReady")
+    assert operator.repairs("Deployment") == 0
+
+
+async def test_a_pool_without_its_accelerator_class_shrinks_and_does_not_grow(operator):
+    await serve(operator, pools=[pool("mixed", replicas={"min": 2, "max": 4})])
+    operator.cluster.remove(ACCELERATOR_CLASS, None, "h100-sxm")
+    operator.scale(3)
+    await operator.settle()
+    assert operator.cluster.see(DEPLOYMENT, "chat-mixed")["spec"]["replicas"] == 2
+    assert ("WorkerPool", "ScalingUp") not in operator.events()
+    operator.scale(1)
+    await operator.settle()
+    operator.now += timedelta(seconds=5)
+    await operator.settle()
+    operator.run_pods()
+    operator.cluster.add(ACCELERATOR_CLASS, ACCELERATOR)
+    await operator.settle()
+    assert len(operator.run_pods()) == 1
+    assert operator.condition("Ready") == ("True", "AllWorkersReady")
+    assert operator.repairs("Deployment") == 0
 
 
 async def test_a_model_that_does_not_fit_starts_no_pod(operator):
@@ -440,6 +491,44 @@ async def test_an_object_of_somebody_else_keeps_its_name(operator, existing):
     with pytest.raises(NameTakenError, match="Deployment chat-mixed exists and is not managed by Forebay"):
         await operator.pools.reconcile(worker_pool_key("team", "chat-mixed"))
     assert operator.cluster.see(DEPLOYMENT, "chat-mixed")["spec"]["replicas"] == 7
+    await operator.services.reconcile(model_service_key("team", "chat"))
+    assert operator.condition("Ready") == operator.condition("Progressing") == ("False", "NotApplied")
+    assert "delete or rename it" in operator.message("Ready")
+    assert ("ModelService", "NotApplied") in operator.events()
+
+
+async def test_a_worker_pools_name_that_is_taken_is_told_by_the_service(operator):
+    operator.cluster.add(WORKER_POOL, {**foreign(), "spec": {"replicas": 7, "pool": {"name": "mixed"}}})
+    operator.cluster.add(MODEL_SERVICE, model_service())
+    with pytest.raises(NameTakenError):
+        await operator.services.reconcile(model_service_key("team", "chat"))
+    assert operator.condition("Accepted") == operator.condition("Ready") == ("False", "NotApplied")
+    assert operator.cluster.see(WORKER_POOL, "chat-mixed")["spec"]["replicas"] == 7
+
+
+@pytest.mark.parametrize(
+    ("error", "status"), [(ApiInvalidError, 422), (ApiForbiddenError, 403)], ids=["webhook", "quota or right"]
+)
+async def test_a_refused_write_is_told_and_an_edit_does_not_seem_rolled_out(operator, error, status):
+    await serve(operator)
+    operator.cluster.fail = lambda call: (
+        error(call, "no such image is allowed here", status)
+        if (call.operation, call.kind) == ("apply", "Deployment")
+        else None
+    )
+    operator.cluster.edit(MODEL_SERVICE, "team", "chat", {"spec": {"engine": {"image": "vllm/vllm-openai:v0.33.0"}}})
+    await operator.services.reconcile(model_service_key("team", "chat"))
+    for _ in range(2):
+        with pytest.raises(error):
+            await operator.pools.reconcile(worker_pool_key("team", "chat-mixed"))
+        await operator.services.reconcile(model_service_key("team", "chat"))
+        assert operator.condition("Ready") == ("False", "NotApplied")
+    assert "no such image is allowed here" in operator.message("Ready")
+    operator.cluster.fail = lambda _call: None
+    await operator.settle()
+    operator.run_pods()
+    await operator.settle()
+    assert operator.condition("Ready") == ("True", "AllWorkersReady")
 
 
 @pytest.mark.parametrize("key", [model_service_key("team", "gone"), worker_pool_key("team", "gone")])

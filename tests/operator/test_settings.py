@@ -25,14 +25,16 @@ def test_values_are_parsed_into_base_units():
     environment = {
         "FOREBAY_NAMESPACES": "team-a, team-b,",
         "FOREBAY_CONTROL": "[::1]:0",
-        "FOREBAY_PROBE_PERIOD": "1500ms",
+        "FOREBAY_PROBE_PERIOD": "1m30s",
+        "FOREBAY_LOG_LEVEL": "debug",
         "FOREBAY_LEADER_ELECTION": "False",
         "FOREBAY_WORKER_HOST": "$(POD_IP)",
     }
     settings = load_settings([], environment)
     assert settings.namespaces == ("team-a", "team-b")
     assert settings.control == ("::1", 0)
-    assert settings.probe_period_s == 1.5
+    assert settings.probe_period_s == 90
+    assert settings.log_level == "DEBUG"
     assert settings.leader_election is False
     assert settings.worker_host == "$(POD_IP)"
 
@@ -45,6 +47,9 @@ def test_values_are_parsed_into_base_units():
         ("FOREBAY_LOG_LEVEL", "LOUD", "DEBUG, INFO"),
         ("FOREBAY_LEADER_ELECTION", "maybe", "true or false"),
         ("FOREBAY_RECONCILERS", "0", "1 or more"),
+        ("FOREBAY_RESYNC", "0s", "1s or more"),
+        ("FOREBAY_PROBE_PERIOD", "400ms", "whole seconds, 1 or more"),
+        ("FOREBAY_PRESTOP_DELAY", "1500ms", "whole seconds, 0 or more"),
         ("FOREBAY_LEASE_RENEW_DEADLINE", "20s", "below the lease duration"),
     ],
 )

@@ -110,6 +110,7 @@ def test_a_refused_spec_is_not_ready_but_what_runs_stays_routable():
 def test_a_spec_that_does_not_fit_is_accepted_but_not_acted_on():
     made = status(refused=Cause(Reason.DOES_NOT_FIT, "too large"))
     assert condition(made, "Accepted") == ("True", "Valid")
+    assert "not acted on" in made["conditions"][0]["message"]
     assert condition(made, "Ready") == ("False", "DoesNotFit")
 
 

@@ -7,7 +7,7 @@ import pytest
 from forebay_operator.resources import Manifest
 from forebay_operator.rootcause import Cause, Reason
 from forebay_operator.status.worker_pool import PoolState, build_pool_status, build_refused_status
-from tests.operator.examples import NOW, draining, worker
+from tests.operator.examples import NOW, draining, ended, worker
 
 OWNER: Manifest = {"metadata": {"name": "chat-mixed", "namespace": "team", "generation": 4}}
 UNSCHEDULABLE = Cause(Reason.UNSCHEDULABLE, "w: 0/2 nodes are available: 2 Insufficient nvidia.com/gpu.")
@@ -69,6 +69,37 @@ CASES = {
         ("True", "AllWorkersReady"),
         ("True", "Draining"),
     ),
+    "evicted, the replacement starts": (
+        1,
+        [ended("a"), worker("b", is_ready=False, created_at=NOW)],
+        ("False", "PodFailed"),
+        ("False", "PodFailed"),
+    ),
+    "evicted and replaced": (
+        1,
+        [ended("a"), worker("b", created_at=NOW)],
+        ("True", "AllWorkersReady"),
+        ("True", "Settled"),
+    ),
+    "evicted long ago, grows now": (
+        2,
+        [ended("a"), worker("b", created_at=NOW), worker("c", **PENDING, created_at=NOW)],
+        ("True", "ScalingUp"),
+        ("True", "ScalingUp"),
+    ),
+    "evicted, and no room for the replacement": (
+        1,
+        [ended("a"), worker("b", **PENDING, cause=UNSCHEDULABLE)],
+        ("False", "Unschedulable"),
+        ("False", "Unschedulable"),
+    ),
+    "evicted before a rollout": (
+        1,
+        [ended("a", template="before"), worker("b", created_at=NOW)],
+        ("True", "AllWorkersReady"),
+        ("True", "Settled"),
+    ),
+    "scaled to zero, an evicted pod is left": (0, [ended("a")], ("True", "ScaledToZero"), ("True", "Settled")),
     "scaled to zero": (0, [], ("True", "ScaledToZero"), ("True", "Settled")),
 }
 
@@ -95,6 +126,12 @@ def test_counts_and_scale_fields():
     assert (made["replicas"], made["ready"], made["draining"]) == (4, 1, 2)
     assert made["selector"] == "a=b"
     assert made["revision"] == "r1"
+
+
+def test_a_pod_that_has_ended_for_good_is_no_worker():
+    """An evicted pod lies about for days; a pool that is to be removed must not wait for it."""
+    made = status(1, [worker("a"), ended("b")])
+    assert (made["replicas"], made["ready"], made["draining"]) == (1, 1, 0)
 
 
 def test_the_root_cause_is_shown_and_goes_when_all_is_well():

@@ -67,7 +67,7 @@ class Running:
     async def no_lease_is_left(self) -> None:
         """Every claim was given back, and every count agrees."""
         await until(lambda: not self.table.leases, "leases are released")
-        await until(lambda: not self.process.router.connections.tasks, "no request runs")
+        await until(lambda: not self.process.router.connections.busy, "no request runs")
         for service in self.table.services.values():
             assert service.stats.in_flight == 0
             assert service.stats.pending == 0

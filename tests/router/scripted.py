@@ -233,6 +233,10 @@ class ScriptedWorker:
                 running.cancel()
                 await asyncio.gather(running, return_exceptions=True)
                 return
+            if isinstance(running.exception(), ConnectionError):
+                asked.aborted = True
+                wire.ended = True
+                return
             await running
             asked.finished = True
 

@@ -43,8 +43,7 @@ def candidate(
 
 
 def demand(base: Demand = WHOLE, **changes) -> Demand:
-    fields = {name: getattr(base, name) for name in base.__slots__}
-    return Demand(**{**fields, **changes})
+    return base._replace(**changes)
 
 
 def chosen(asked: Demand, *candidates: Candidate, seed: int = 0) -> Choice | None:

@@ -114,7 +114,7 @@ async def test_model_of_a_worker_that_has_not_answered_yet_is_held_not_refused()
     await late.start()
     async with running("--workers", late.url, ready=False) as router:
         asking = asyncio.create_task(ask(router, chat()))
-        await until(lambda: router.process.router.connections.tasks, "it arrives")
+        await until(lambda: router.process.router.connections.busy, "it arrives")
         late.healthy = True
         assert (await asking).status == 200
     await late.stop()

@@ -61,6 +61,17 @@ def test_equal_workers_are_exactly_equal_and_a_slow_one_is_found():
     assert slow_factor == pytest.approx(2.0, rel=0.25)
 
 
+def test_a_worker_alone_is_its_pool():
+    """While only one worker has been measured, the others are expected to be like it."""
+    pool, rng = PoolSpeed(), Random(4)
+    measured, fresh = Speed(pool), Speed(pool)
+    for _ in range(30):
+        measured.saw_first_token(100, 0.001 * exp(rng.gauss(0, 0.2)))
+        measured.saw_output(2, 0.05)
+        assert measured.first_token.value == fresh.first_token.value == 1.0
+        assert measured.output_token.value == 1.0
+
+
 def test_chance_beyond_doubt_and_coin_toss():
     assert chance_within(1.0, 1.0, 0.16) == pytest.approx(0.5)
     assert chance_within(1.0, 0.01, 0.16) > 0.999_999

@@ -58,9 +58,9 @@ class Replicas(Resource):
         ),
     )
     min: int = Field(default=1, ge=0, le=1000)
-    """Fewest workers; 0 lets the pool sleep while nobody asks. Also the number a new pool starts with."""
+    """Fewest workers in mode Auto; 0 lets the pool sleep while nobody asks. In every mode the number a new pool starts with."""
     max: int = Field(default=1, ge=1, le=1000)
-    """Most workers."""
+    """Most workers in mode Auto."""
 
 
 class Parallelism(Resource):
@@ -122,8 +122,8 @@ class Autoscaling(Resource):
     """How the number of workers follows demand."""
 
     mode: AutoscalingMode = AutoscalingMode.AUTO
-    """Auto sets the number of workers; Advise computes and records it without acting; Off leaves it to the spec and
-    to kubectl scale."""
+    """Auto sets the number of workers; Advise computes and records it without acting; Off does neither. In Advise and
+    Off the number is what kubectl scale, or whatever else writes a WorkerPool's /scale, makes it."""
     budget: Budget | None = None
     """Upper bound over all pools; without it the pools' own bounds hold."""
     scale_up_stabilization: Duration = Field(default="0s")

@@ -64,7 +64,8 @@ def configure_logging(level: str) -> None:
     """One JSON object a line on standard error."""
     handler = logging.StreamHandler()
     names = {"asctime": "time", "levelname": "level", "name": "logger"}
-    handler.setFormatter(JsonFormatter("%(asctime)s %(levelname)s %(name)s %(message)s", rename_fields=names))
+    fields = "%(asctime)s %(levelname)s %(name)s %(message)s"
+    handler.setFormatter(JsonFormatter(fields, rename_fields=names, json_ensure_ascii=False))
     logging.basicConfig(level=level, handlers=[handler], force=True)
     logging.getLogger("httpx").setLevel(logging.WARNING)
 

@@ -75,6 +75,8 @@ class Decision:
     goodput_per_s: float | None
     unknown: tuple[str, ...]
     """All inputs that are unknown or stale, with the pool's name where they belong to one."""
+    unknown_lasts: bool
+    """Whether an input has been unknown for a whole rate window: longer than a new series takes to have a rate."""
     trouble: str
     """What the observer says of the cause."""
 
@@ -104,6 +106,7 @@ def decide(policy: ServicePolicy, state: ServiceState, observation: ServiceObser
         attainment=None if good is None or bad is None else attainment(good, bad),
         goodput_per_s=good,
         unknown=_all_unknown(sized),
+        unknown_lasts=any(_is_unknown_for_long(policy, one.view.memory, now_s) for one in sized),
         trouble=observation.trouble,
     )
 
@@ -137,7 +140,12 @@ def _note(policy: ServicePolicy, state: ServiceState, observation: ServiceObserv
     mix = mix_of(observation.signals, window_s=tuning.rate_window_s, samples_min=tuning.samples_min)
     waiting = sum(waiting_in_workers(pool.signals) or 0.0 for pool in observation.pools)
     queued = waiting + (observation.signals.pending.known or 0.0) >= 1
-    return replace(state, mix=mix or state.mix, queued_s=now_s if queued else state.queued_s)
+    state = replace(state, mix=mix or state.mix, queued_s=now_s if queued else state.queued_s)
+    if state.generation == policy.generation:
+        return state
+    # Another engine, model or objective: what a worker could do under the old spec is no limit under the new one.
+    forgotten = {name: replace(pool, learnt=replace(pool.learnt, limit=None)) for name, pool in state.pools.items()}
+    return replace(state, generation=policy.generation, pools=forgotten)
 
 
 def _look(
@@ -215,7 +223,8 @@ def _size(
         shortfalls=memory.shortfalls,
         now_s=now_s,
     )
-    wanted = view.counts.wanted if need is None else need.with_backlog
+    # Fewer than the pool's least number is no option, so it is none that could be rejected.
+    wanted = view.counts.wanted if need is None else max(need.with_backlog, view.pool.replicas_min)
     return Sized(replace(view, memory=memory), demand, situation, Proposal(wanted))
 
 
@@ -296,12 +305,7 @@ def _conclude(policy: ServicePolicy, one: Sized, proposal: Proposal) -> tuple[Po
     reason = memory.reason
     if news or not reason:
         reason = explain(
-            action,
-            current=view.counts.wanted,
-            proposal=proposal,
-            demand=one.demand,
-            capacity=view.capacity,
-            need=one.situation.need,
+            action, current=view.counts.wanted, proposal=proposal, demand=one.demand, capacity=view.capacity
         )
     decision = PoolDecision(
         name=view.pool.name,

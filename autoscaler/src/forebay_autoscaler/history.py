@@ -22,6 +22,8 @@ class Record:
     """One decision and its inputs: decide(policy, state, observation, decision.at_s) gives it again."""
 
     at: datetime
+    leading: bool
+    """Whether this replica acted on it."""
     policy: ServicePolicy
     state: ServiceState
     """The state before the decision."""
@@ -62,6 +64,7 @@ def _as_json(record: Record) -> dict[str, Any]:
     del decision["state"]
     return {
         "at": rfc3339(record.at),
+        "leading": record.leading,
         "decision": decision,
         "policy": asdict(record.policy),
         "observation": asdict(record.observation),

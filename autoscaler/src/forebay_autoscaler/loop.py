@@ -77,9 +77,9 @@ class Loop:
         look = await self.observer.look()
         now_s, now = self.clock(), datetime.now(UTC)
         self._report(look)
-        records = self._decide(look, now_s, now)
-        self.history.add(records)
         leading = self.leadership.leading
+        records = self._decide(look, now_s, now, leading=leading)
+        self.history.add(records)
         self.metrics.record([record.decision for record in records], leading=leading, now_s=now.timestamp())
         for record, subject in zip(records, look.subjects, strict=True):
             if not self.leadership.leading:
@@ -88,7 +88,7 @@ class Loop:
         self.actor.forget({record.decision.key for record in records})
         self.cycled_s = self.clock()
 
-    def _decide(self, look: Look, now_s: float, now: datetime) -> list[Record]:
+    def _decide(self, look: Look, now_s: float, now: datetime, *, leading: bool) -> list[Record]:
         records = []
         states = {}
         for subject in look.subjects:
@@ -96,7 +96,7 @@ class Loop:
             state = self._states.get(identity, ServiceState())
             decision = decide(subject.policy, state, subject.observation, now_s)
             states[identity] = decision.state
-            records.append(Record(now, subject.policy, state, subject.observation, decision))
+            records.append(Record(now, leading, subject.policy, state, subject.observation, decision))
         self._states = states
         return records
 

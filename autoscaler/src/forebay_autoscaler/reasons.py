@@ -4,7 +4,7 @@
 """
 
 from forebay_autoscaler.constraints import Constraint, Proposal
-from forebay_autoscaler.model import Capacity, Demand, Need
+from forebay_autoscaler.model import Capacity, Demand
 from forebay_autoscaler.state import Action
 
 
@@ -22,13 +22,12 @@ def explain(
     proposal: Proposal,
     demand: Demand | None,
     capacity: Capacity,
-    need: Need | None,
 ) -> str:
     """One line: the number, what was asked, what one worker does, and what stood in the way."""
     facts = _facts(demand, capacity)
     last = proposal.rejected[-1] if proposal.rejected else None
     if action in (Action.GROW, Action.SHRINK):
-        limited = f"; {need.with_backlog} needed, but {last.why}" if need and last else ""
+        limited = f"; {proposal.rejected[0].replicas} needed, but {last.why}" if last else ""
         return f"{current} → {proposal.replicas}: {facts}{limited}"
     if action is Action.HOLD:
         unknown = next((one.why for one in proposal.rejected if one.constraint is Constraint.UNKNOWN), "")
@@ -43,7 +42,7 @@ def explain(
 def _facts(demand: Demand | None, capacity: Capacity) -> str:
     if demand is None:
         return "demand unknown"
-    facts = [f"{number(demand.rate_per_s)} req/s asked"]
+    facts = [f"{number(demand.rate_per_s)} req/s asked" if demand.rate_per_s > 0 else "nothing asked"]
     good_rate = capacity.good_rate_per_s
     if good_rate is None:
         facts.append("one worker's rate not measured yet")

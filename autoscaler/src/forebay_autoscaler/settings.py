@@ -70,8 +70,8 @@ def _duration(text: str) -> float:
 
 
 def _address(text: str) -> tuple[str, int]:
-    host, _, port = text.rpartition(":")
-    if not port.isdigit() or int(port) > 65535:
+    host, colon, port = text.rpartition(":")
+    if not colon or not port.isdigit() or int(port) > 65535:
         raise argparse.ArgumentTypeError(f"{text!r} is not HOST:PORT, such as 0.0.0.0:{CONTROL_PORT}")
     return host.strip("[]") or "0.0.0.0", int(port)  # noqa: S104 (a pod's port is reached from outside it)
 

@@ -49,6 +49,8 @@ class ServiceState:
     """Memory of one model service; a new one holds what there is until it has seen a whole window."""
 
     pools: Mapping[str, PoolState] = field(default_factory=dict)
+    generation: int | None = None
+    """Generation of the spec that was last decided on."""
     queued_s: float = float("-inf")
     """When requests last waited anywhere."""
     mix: Mix | None = None

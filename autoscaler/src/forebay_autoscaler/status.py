@@ -98,6 +98,8 @@ def metrics_fresh(decision: Decision) -> Condition:
             METRICS_FRESH, ConditionStatus.FALSE, "PrometheusFails", f"replicas are held: {decision.trouble}"
         )
     missing = "; ".join(f"{name} ({_source(name)})" for name in decision.unknown)
+    if not decision.unknown_lasts:
+        return Condition(METRICS_FRESH, ConditionStatus.UNKNOWN, "WaitingForData", f"no data yet on {missing}")
     message = f"no fresh data on {missing}: is it scraped? Replicas do not shrink meanwhile"
     return Condition(METRICS_FRESH, ConditionStatus.FALSE, "NoFreshData", message)
 

@@ -51,26 +51,23 @@ kinds, "leaseRules" hold in the release's namespace. Each right is one that the 
 {{- define "forebay.autoscaler.rules" -}}
 - apiGroups: [forebay.dev]
   resources: [modelservices, workerpools]
-  verbs: [get, list]
+  verbs: [list]
 - apiGroups: [forebay.dev]
-  resources: [modelservices/status]
+  resources: [modelservices/status, workerpools/scale]
   verbs: [patch]
-- apiGroups: [forebay.dev]
-  resources: [workerpools/scale]
-  verbs: [get, patch]
 # To name the autoscaler that fights over a pool.
 - apiGroups: [autoscaling]
   resources: [horizontalpodautoscalers]
   verbs: [list]
 - apiGroups: [""]
   resources: [events]
-  verbs: [create, patch]
+  verbs: [create]
 {{- end -}}
 
 {{- define "forebay.autoscaler.clusterRules" -}}
 - apiGroups: [forebay.dev]
   resources: [acceleratorclasses]
-  verbs: [get, list]
+  verbs: [list]
 {{- end -}}
 
 {{/* The Lease by which one of the replicas acts. `create` cannot be bound to a name. */}}

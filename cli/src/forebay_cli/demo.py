@@ -22,10 +22,13 @@ from forebay_cli.scenario import Scenario
 from forebay_cli.system import ROOT, System, simulated_nodes
 from forebay_cli.timeline import Timeline
 from forebay_localcluster.cluster import Cluster
+from forebay_localcluster.control_plane import Settings
 
 OBSERVE_S: Final = 0.4
 TELL_LOAD_S: Final = 5.0
 SETTLE_TIMEOUT_S: Final = 90.0
+SCRAPING: Final = Settings(scrape_interval_s=1)
+"""A step in load is seen a scrape later; a demo has no patience."""
 KEPT: Final = "demo"
 """Name of the cluster."""
 SUMMARY: Final = ROOT / "build" / "demo" / "summary.json"
@@ -195,9 +198,9 @@ def demo(console: Console, scenario: Scenario, *, keep: bool) -> int:
         if keep:
             cluster = Cluster(KEPT)
             cluster.down()
-            cluster.up(extras=nodes)
+            cluster.up(SCRAPING, extras=nodes)
         else:
-            cluster = stack.enter_context(Cluster.temporary(KEPT, extras=nodes))
+            cluster = stack.enter_context(Cluster.temporary(KEPT, settings=SCRAPING, extras=nodes))
         summary = run_on(cluster, scenario, narrator)
         narrator.say("step", "the cluster stays up" if keep else "cluster down")
     SUMMARY.parent.mkdir(parents=True, exist_ok=True)

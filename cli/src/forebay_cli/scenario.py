@@ -4,6 +4,7 @@ With the simulated engine the load steps up and down, so that pools follow. A re
 show that a token of a real engine streams through the whole system; its two workers get a steady trickle.
 """
 
+import importlib.resources
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,7 +25,12 @@ SAMPLE: Final = LOCAL / "demo.yaml"
 REAL_SAMPLE: Final = LOCAL / "demo-real-engine.yaml"
 REAL_IMAGES: Final = LOCAL / "images-real-engine.yaml"
 WRITTEN: Final = ROOT / "build" / "demo"
-STEPS: Final = (Stage(rate_rps=3, duration_s=12), Stage(rate_rps=16, duration_s=36), Stage(rate_rps=2, duration_s=30))
+STEPS: Final = (
+    Stage(rate_rps=3, duration_s=10),
+    Stage(rate_rps=9, duration_s=16),
+    Stage(rate_rps=16, duration_s=24),
+    Stage(rate_rps=2, duration_s=28),
+)
 TRICKLE: Final = (Stage(rate_rps=1.5, duration_s=20),)
 
 
@@ -69,6 +75,16 @@ def simulated(sample: Path) -> Scenario:
     )
 
 
+def _images(vllm: str) -> Path:
+    """The packaged table of images, with a real vLLM in front."""
+    packaged = yaml.safe_load(importlib.resources.files("forebay_simulator.node").joinpath("images.yaml").read_text())
+    own = yaml.safe_load(REAL_IMAGES.read_text(encoding="utf-8").replace("@VLLM@", vllm))
+    WRITTEN.mkdir(parents=True, exist_ok=True)
+    made = WRITTEN / REAL_IMAGES.name
+    made.write_text(yaml.safe_dump({"images": own["images"] + packaged["images"]}), encoding="utf-8")
+    return made
+
+
 def _written(template: Path, placeholder: str, value: str) -> Path:
     """A copy of a template with its one machine-specific word filled in."""
     WRITTEN.mkdir(parents=True, exist_ok=True)
@@ -96,6 +112,6 @@ def real(environment: Mapping[str, str] = os.environ) -> Scenario:
         objective=objective,
         workload=Workload(model=model, prompt_words=60, shared_words=40, output_tokens=24),
         stages=TRICKLE,
-        nodes=NodeOptions(images=_written(REAL_IMAGES, "@VLLM@", vllm)),
+        nodes=NodeOptions(images=_images(vllm)),
         ready_timeout_s=180.0,
     )

@@ -85,12 +85,16 @@ class System:
     def install(self, *values: str, namespace: str = RELEASE_NAMESPACE, wait: bool = True) -> None:
         """Install or upgrade the chart with the local values; `values` are further `--set` items."""
         items = [f"prometheus.url={self.cluster.prometheus_url}", *values]
-        self.cluster.helm(
-            *("upgrade", "--install", RELEASE, str(CHART), "--namespace", namespace, "--create-namespace"),
-            *("--values", str(LOCAL_VALUES)),
-            *(argument for item in items for argument in ("--set", item)),
-            *(("--wait", "--timeout", "90s") if wait else ()),
-        )
+        try:
+            self.cluster.helm(
+                *("upgrade", "--install", RELEASE, str(CHART), "--namespace", namespace, "--create-namespace"),
+                *("--values", str(LOCAL_VALUES)),
+                *(argument for item in items for argument in ("--set", item)),
+                *(("--wait", "--timeout", "90s") if wait else ()),
+            )
+        except CommandError as error:
+            pods = self.cluster.kubectl("get", "pods", "--namespace", namespace)
+            raise NotReadyError(f"{error}\n{pods}") from error
 
     def uninstall(self, namespace: str = RELEASE_NAMESPACE) -> None:
         """Uninstall the chart."""

@@ -30,6 +30,7 @@ from forebay_operator.errors import SettingError
 from forebay_operator.leading import Leader
 from forebay_operator.logs import set_up_logging
 from forebay_operator.metrics import Metrics
+from forebay_operator.schemas import watch_schemas
 from forebay_operator.settings import Settings, load_settings
 
 _log = logging.getLogger(__name__)
@@ -79,10 +80,12 @@ async def _run(settings: Settings) -> None:
                     on_watching=lambda: _stop_on_signals(stop),
                 )
                 beating = asyncio.create_task(_beat(health), name="heartbeat")
+                comparing = asyncio.create_task(watch_schemas(free, health), name="schemas")
                 try:
                     await _take_part(leader, elector, stop)
                 finally:
                     beating.cancel()
+                    comparing.cancel()
     _log.info("stopped")
 
 

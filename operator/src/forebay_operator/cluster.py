@@ -17,7 +17,7 @@ import aiohttp
 from kubernetes.aio import client as kubernetes_client
 from kubernetes.aio import config as kubernetes_config
 
-from forebay_api.names import OPERATOR_MANAGER
+from forebay_api.names import API_VERSION, OPERATOR_MANAGER
 from forebay_operator.errors import (
     ApiCall,
     ApiConflictError,
@@ -34,6 +34,7 @@ from forebay_operator.resources import Manifest, Resource, name_of
 APPLY: Final = "application/apply-patch+yaml"
 MERGE: Final = "application/merge-patch+json"
 JSON: Final = "application/json"
+KIND_OF_SCHEMA: Final = "x-kubernetes-group-version-kind"
 MESSAGE_LENGTH_MAX: Final = 2000
 """Characters of an error body that are kept when it is not a Kubernetes Status."""
 
@@ -145,6 +146,17 @@ class KubernetesCluster:
             await self._request(call, "DELETE", resource.path(namespace, name), body=options)
         except ApiNotFoundError:
             return
+
+    async def served_schemas(self) -> dict[str, Manifest]:
+        """See `forebay_operator.schemas.SchemaSource`."""
+        call = ApiCall("describe", API_VERSION, None, None)
+        try:
+            document = await self._request(call, "GET", f"/openapi/v3/apis/{API_VERSION}")
+        except ApiNotFoundError:
+            return {}
+        schemas: dict[str, Manifest] = document["components"]["schemas"]
+        kinds = [(kind["kind"], one) for one in schemas.values() for kind in one.get(KIND_OF_SCHEMA, ())]
+        return {kind: schema for kind, schema in kinds if "spec" in schema.get("properties", {})}
 
     async def _apply(
         self, resource: Resource, manifest: Manifest, *, manager: str, subresource: str | None

@@ -33,8 +33,15 @@ class Health:
     heartbeat: float = field(default_factory=time.monotonic)
     """When the event loop last turned."""
     not_ready_because: str | None = "starting"
-    """Why /readyz fails; None when ready."""
+    """What is waited for; None when nothing is."""
     leading: bool = False
+    outdated_crds: str | None = None
+    """Which fields the API server's CRDs lack; None when none, or when it is not known."""
+
+    @property
+    def unready_reason(self) -> str | None:
+        """What /readyz says; None when ready."""
+        return self.not_ready_because or self.outdated_crds
 
     def beat(self) -> None:
         """Called by the event loop, at least every `HEARTBEAT_PERIOD_S`."""
@@ -86,7 +93,7 @@ def _handler(health: Health, registry: CollectorRegistry) -> type[BaseHTTPReques
                     200 if alive else 503, {"alive": alive, "heartbeatAgeSeconds": round(health.stuck_s, 3)}
                 )
             elif path == "/readyz":
-                because = health.not_ready_because
+                because = health.unready_reason
                 body = {"ready": because is None, "leading": health.leading, "reason": because}
                 self._answer_json(200 if because is None else 503, body)
             else:

@@ -1,9 +1,9 @@
 """Kopf's part: watch events become keys on the queue, nothing else.
 
 Only low-level `on.event` handlers are used. They need no finalizer, keep no state in annotations of our objects and look at
-no diff; Kopf gives watches that reconnect and re-list. A child's event wakes the WorkerPool that it belongs to (a pod by its
-labels, the others by their owner), a WorkerPool's event wakes its ModelService, and an AcceleratorClass wakes everything,
-since any spec may name it. The initial listing arrives as events as well, so after a start everything is reconciled once.
+no diff; Kopf gives watches that reconnect and re-list. A child's event wakes what it belongs to, by its labels and by its owner
+(a pod has labels only, and labels may be what somebody took away), and an AcceleratorClass wakes everything, since any spec may
+name it. The initial listing arrives as events as well, so after a start everything is reconciled once.
 """
 
 from collections.abc import Mapping
@@ -69,9 +69,8 @@ class Waker:
         service, pool = labels.get(MODEL_SERVICE_LABEL), labels.get(POOL_LABEL)
         if service and pool:
             self.queue.put(worker_pool_key(metadata["namespace"], worker_pool_name(service, pool)))
-        for reference in metadata.get("ownerReferences") or []:
-            if reference.get("kind") == WORKER_POOL.kind:
-                self.queue.put(worker_pool_key(metadata["namespace"], reference["name"]))
+        for owner in _owners(metadata, WORKER_POOL):
+            self.queue.put(worker_pool_key(metadata["namespace"], owner))
 
     def on_accelerator(self, event: Mapping[str, Any]) -> None:
         """An AcceleratorClass was added, changed or deleted."""
@@ -84,6 +83,14 @@ class Waker:
         service = (metadata.get("labels") or {}).get(MODEL_SERVICE_LABEL)
         if service:
             self.queue.put(model_service_key(metadata["namespace"], service))
+        for owner in _owners(metadata, MODEL_SERVICE):
+            self.queue.put(model_service_key(metadata["namespace"], owner))
+
+
+def _owners(metadata: Mapping[str, Any], resource: Resource) -> list[str]:
+    """Names of an object's owners of one kind."""
+    references = metadata.get("ownerReferences") or []
+    return [reference["name"] for reference in references if reference.get("kind") == resource.kind]
 
 
 def register(registry: kopf.OperatorRegistry, waker: Waker) -> None:

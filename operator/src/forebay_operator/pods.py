@@ -31,6 +31,8 @@ class Worker:
     """Answers its readiness probe."""
     is_terminating: bool
     """Deletion has begun, or it has ended for good."""
+    has_ended: bool
+    """It has ended for good (evicted, or its node shut down); Kubernetes keeps such a pod long after, for its last words."""
     is_labelled_draining: bool
     """Carries the draining label, whoever set it."""
     drain_started_at: datetime | None
@@ -51,6 +53,7 @@ def read_worker(pod: Manifest) -> Worker:
     metadata, status = pod["metadata"], pod.get("status") or {}
     annotations, labels = annotations_of(pod), labels_of(pod)
     conditions = {one["type"]: one["status"] for one in status.get("conditions") or []}
+    has_ended = status.get("phase") in {"Failed", "Succeeded"}
     return Worker(
         name=name_of(pod),
         uid=metadata["uid"],
@@ -59,7 +62,8 @@ def read_worker(pod: Manifest) -> Worker:
         revision=labels.get(REVISION_LABEL, ""),
         pod_ip=status.get("podIP"),
         is_ready=conditions.get("Ready") == "True",
-        is_terminating=is_terminating(pod) or status.get("phase") in {"Failed", "Succeeded"},
+        is_terminating=is_terminating(pod) or has_ended,
+        has_ended=has_ended,
         is_labelled_draining=labels.get(DRAINING_LABEL) == "true",
         drain_started_at=parse_time(annotations.get(DRAIN_STARTED_ANNOTATION)),
         is_released=annotations.get(DELETION_COST_ANNOTATION) == RELEASED_COST,
@@ -68,10 +72,11 @@ def read_worker(pod: Manifest) -> Worker:
 
 
 def parse_time(text: str | None) -> datetime | None:
-    """An RFC 3339 time; None when absent or not one."""
+    """An RFC 3339 time; None when absent or not one. A person's annotation may lack the zone: that is UTC."""
     if not text:
         return None
     try:
-        return datetime.fromisoformat(text)
+        moment = datetime.fromisoformat(text)
     except ValueError:
         return None
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)

@@ -21,6 +21,7 @@ class Reason(StrEnum):
     INVALID_SPEC = "InvalidSpec"
     ACCELERATOR_NOT_FOUND = "AcceleratorNotFound"
     DOES_NOT_FIT = "DoesNotFit"
+    NOT_APPLIED = "NotApplied"
     IMAGE_PULL_FAILED = "ImagePullFailed"
     CONTAINER_CONFIG_ERROR = "ContainerConfigError"
     WORKER_CRASHED = "WorkerCrashed"

@@ -47,7 +47,9 @@ def _parse_address(text: str) -> tuple[str, int]:
 
 
 def _parse_choice(*choices: str) -> Callable[[str], str]:
-    return {choice: choice for choice in choices}.__getitem__
+    """Any case is taken; the choice as it is listed is returned."""
+    known = {choice.lower(): choice for choice in choices}
+    return lambda text: known[text.strip().lower()]
 
 
 _TEXT = _Kind("a text", str)
@@ -81,7 +83,7 @@ class Settings:
         10.0, _DURATION, "A standby takes the Lease when it was not renewed for so long."
     )
     lease_renew_deadline_s: float = _setting(
-        7.0, _DURATION, "The leader stops when it could not renew for so long; below the lease duration."
+        7.0, _DURATION, "The leader stops writing when it could not renew for so long; below the lease duration."
     )
     lease_retry_period_s: float = _setting(1.5, _DURATION, "Pause between two attempts to take or renew the Lease.")
     control: tuple[str, int] = _setting(
@@ -124,6 +126,12 @@ class Settings:
             raise SettingError(variable("lease_renew_deadline_s"), shown, expected) from e
         if self.reconcilers < 1:
             raise SettingError(variable("reconcilers"), str(self.reconcilers), "1 or more")
+        if self.resync_s < 1:
+            raise SettingError(variable("resync_s"), format_duration(self.resync_s), "1s or more")
+        for name, least_s in (("probe_period_s", 1), ("prestop_delay_s", 0)):
+            value_s: float = getattr(self, name)
+            if value_s < least_s or value_s != round(value_s):
+                raise SettingError(variable(name), format_duration(value_s), f"whole seconds, {least_s} or more")
 
     @property
     def terms(self) -> Terms:
@@ -186,7 +194,8 @@ def _parser() -> argparse.ArgumentParser:
         kind: _Kind = one.metadata["kind"]
         shown = kind.show(one.default)
         default = f" Default: {shown}." if shown else ""
-        text = f"{one.metadata['help']} {kind.expected.capitalize()}. [{variable(one.name)}]{default}"
+        expected = "" if kind is _TEXT else f" Write {kind.expected}."
+        text = f"{one.metadata['help']}{expected} [{variable(one.name)}]{default}"
         parser.add_argument(
             flag(one.name),
             dest=one.name,

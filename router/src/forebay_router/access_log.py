@@ -28,14 +28,16 @@ class AccessLog:
     def __init__(self, mode: AccessLogMode) -> None:
         self.mode = mode
 
+    def wants(self, record: Record) -> bool:
+        """Whether an ended request gets a line."""
+        if self.mode is AccessLogMode.ERRORS:
+            return record.status >= 400 or record.reason is not None
+        return self.mode is AccessLogMode.ALL
+
     def write(
         self, record: Record, verdict: Verdict | None, *, request_id: bytes, path: bytes, model: str | None
     ) -> None:
-        """The line of an ended request, if it gets one."""
-        if self.mode is AccessLogMode.OFF or (
-            self.mode is AccessLogMode.ERRORS and record.status < 400 and not record.reason
-        ):
-            return
+        """The line of an ended request."""
         usage = record.usage
         fields = {
             "request_id": request_id.decode(),

@@ -8,28 +8,25 @@ ttft + (tokens - 1) x tpot; a later end proves that it missed one. Client errors
 neither is a matter of how well the service is doing.
 """
 
-from dataclasses import dataclass
-
 from forebay_api.objective import Objective, Outcome, Verdict, judge, time_per_output_token_s
 from forebay_router.errors import FailureReason
 from forebay_router.metrics import PoolStats, ServiceStats
 from forebay_router.usage import Usage
 
 
-@dataclass(slots=True)
 class Record:
-    """What is known of a request when it has ended."""
+    """What is known of a request when it has ended.
 
-    arrived_s: float
-    """Monotonic time at which the request was complete."""
-    ended_s: float = 0.0
-    status: int = 0
+    Defaults stand in the class: setting sixteen fields on every request costs more than looking up the few that stay.
+    """
+
+    ended_s = 0.0
+    status = 0
     """Status sent, 499 when the client left before one was."""
-    judged: bool = True
     outcome: Outcome | None = None
     """None for client errors."""
     reason: FailureReason | None = None
-    streamed: bool = False
+    streamed = False
     first_content_s: float | None = None
     last_content_s: float | None = None
     usage: Usage | None = None
@@ -38,7 +35,12 @@ class Record:
     worker: str | None = None
     """Name of the worker of the last attempt."""
     prefill_worker: str | None = None
-    attempts: int = 0
+    attempts = 0
+
+    def __init__(self, arrived_s: float, *, judged: bool = True) -> None:
+        self.arrived_s = arrived_s
+        """Monotonic time at which the request was complete."""
+        self.judged = judged
 
     def note_status(self, status: int) -> None:
         """Outcome of a complete answer by its status; a client error has none."""

@@ -142,7 +142,7 @@ class Answer:
         if int(size_line[1], 16) != len(data) - start - 2 or data[start] == _COLON:
             return False
         now_s = time.monotonic()
-        if not scanner.passes(data, now_s):
+        if not scanner.passes(data, start, now_s):
             return False
         self.last_byte_s = now_s
         sink(data)

@@ -1,13 +1,15 @@
 """Connections from clients.
 
-A connection reads requests and answers them one after the other. While a request is being answered, further bytes
-(pipelining) wait unparsed up to `HELD_MAX_BYTES`; then reading stops. Until that point reading goes on, because only a read
-tells that the client has left, and then the request's task is cancelled at once.
+A connection reads requests and answers them one after the other, in one task of its own (making a task a request costs as much
+as parsing it). While a request is being answered, further bytes (pipelining) wait unparsed up to `HELD_MAX_BYTES`; then reading
+stops. Until that point reading goes on, because only a read tells that the client has left, and then the task is cancelled at
+once.
 
 An answer to an HTTP/1.0 client has no chunks and ends with the connection.
 """
 
 import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -16,6 +18,8 @@ from typing import cast
 
 from forebay_router import errors
 from forebay_router.reading import Limits, Received, RequestReader
+
+log = logging.getLogger(__name__)
 
 HELD_MAX_BYTES = 64 * 1024
 """Unparsed bytes that may wait behind a request that is being answered."""
@@ -29,12 +33,16 @@ class ClientConnections:
     """What all client connections share."""
 
     limits: Limits
-    serve: Callable[[Received, "ClientConnection"], Awaitable[None]]
-    """Answers one request; called in a task of its own, which is cancelled when the client leaves."""
+    serve: Callable[[Received, "ClientConnection"], Awaitable[None] | None]
+    """Answers one request, at once or by what it returns, which is cancelled when the client leaves."""
     draining: bool = False
     """Every answer tells its client to reconnect elsewhere."""
     live: set["ClientConnection"] = field(default_factory=set)
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    """One for each connection that has sent a request."""
+    busy: int = 0
+    """Requests that are being answered."""
+    _all_answered: asyncio.Event = field(default_factory=asyncio.Event)
 
     def make(self) -> "ClientConnection":
         """The protocol of a new connection."""
@@ -46,10 +54,35 @@ class ClientConnections:
         for connection in tuple(self.live):
             connection.close_if_idle()
 
+    def close(self) -> None:
+        """Close every connection."""
+        for connection in tuple(self.live):
+            connection.cut()
+
+    def began(self) -> None:
+        """A request is being answered."""
+        self.busy += 1
+
+    def answered(self) -> None:
+        """A request has been answered, or its client is gone."""
+        self.busy -= 1
+        if not self.busy:
+            self._all_answered.set()
+
     async def finished(self) -> None:
         """Return when no request is being answered."""
-        while self.tasks:
-            await asyncio.wait(self.tasks)
+        while self.busy:
+            self._all_answered.clear()
+            await self._all_answered.wait()
+
+    async def cancel(self) -> int:
+        """End every request that is being answered; how many there were."""
+        left = self.busy
+        running = list(self.tasks)
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+        return left
 
     def sweep(self, now_s: float, *, idle_s: float, request_s: float) -> None:
         """Close connections that are idle, or that take too long to send a request."""
@@ -61,6 +94,7 @@ class ClientConnection(asyncio.Protocol):
     """One TCP connection from a client."""
 
     __slots__ = (
+        "_busy",
         "_closing",
         "_held",
         "_idle_since_s",
@@ -70,6 +104,7 @@ class ClientConnection(asyncio.Protocol):
         "_reader",
         "_shared",
         "_task",
+        "_wake",
         "transport",
     )
 
@@ -78,6 +113,10 @@ class ClientConnection(asyncio.Protocol):
         self._shared = shared
         self._reader = RequestReader(shared.limits)
         self._task: asyncio.Task[None] | None = None
+        self._wake: asyncio.Future[None] | None = None
+        """Set while the task waits for a request."""
+        self._busy = False
+        """A request is being answered."""
         self._held = bytearray()
         self._closing = False
         self._on_pause: Callable[[], None] | None = None
@@ -123,7 +162,7 @@ class ClientConnection(asyncio.Protocol):
         """Called by the loop: one read."""
         if self._closing:
             return
-        if self._task is None:
+        if not self._busy:
             self._read(data)
             return
         self._held += data
@@ -142,25 +181,42 @@ class ClientConnection(asyncio.Protocol):
     # -- serving ------------------------------------------------------------------------------------------------------
 
     def _serve_next(self) -> None:
+        """A request is ready: let the task take it."""
         if self.transport is None:
             return
-        request = self._reader.ready.popleft()
-        if request.refused is not None:
-            self._closing = True
-        task = asyncio.get_running_loop().create_task(self._serve(request))
-        self._task = task
+        self._busy = True
+        self._shared.began()
+        if self._wake is not None:
+            if not self._wake.done():
+                self._wake.set_result(None)
+            return
+        loop = asyncio.get_running_loop()
+        self._task = task = loop.create_task(self._serve(loop))
         self._shared.tasks.add(task)
+        task.add_done_callback(self._shared.tasks.discard)
 
-    async def _serve(self, request: Received) -> None:
-        try:
-            await self._shared.serve(request, self)
-        finally:
-            task, self._task = self._task, None
-            if task is not None:
-                self._shared.tasks.discard(task)
-            self._on_pause = self._on_resume = None
-        self._idle_since_s = time.monotonic()
-        self._go_on()
+    async def _serve(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Answer requests until the connection ends."""
+        while self.transport is not None:
+            try:
+                request = self._reader.ready.popleft()
+                self._closing = self._closing or request.refused is not None
+                work = self._shared.serve(request, self)
+                if work is not None:
+                    await work
+            except Exception:
+                log.exception("a request was left unanswered")
+                self.cut()
+            finally:
+                self._busy = False
+                self._on_pause = self._on_resume = None
+                self._shared.answered()
+            self._idle_since_s = time.monotonic()
+            self._go_on()
+            if not self._busy:
+                self._wake = loop.create_future()
+                await self._wake
+                self._wake = None
 
     def _go_on(self) -> None:
         """After an answer: the next request, or more bytes, or the end."""
@@ -170,7 +226,8 @@ class ClientConnection(asyncio.Protocol):
         if self._closing:
             self._linger(transport)
         elif self._reader.ready:
-            self._serve_next()
+            self._busy = True
+            self._shared.began()
         elif self._held:
             data = bytes(self._held)
             self._held.clear()
@@ -199,12 +256,12 @@ class ClientConnection(asyncio.Protocol):
 
     def close_if_idle(self) -> None:
         """Close unless a request is being received or answered."""
-        if self._task is None and not self._reader.receiving and self.transport is not None:
+        if not self._busy and not self._reader.receiving and self.transport is not None:
             self.transport.close()
 
     def expire(self, now_s: float, *, idle_s: float, request_s: float) -> None:
         """Close an idle connection, and one whose request does not come to its end."""
-        if self._task is not None or self.transport is None or self._closing:
+        if self._busy or self.transport is None or self._closing:
             return
         reader = self._reader
         if not reader.receiving:

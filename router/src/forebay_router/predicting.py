@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from math import exp, sqrt
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from forebay_api.modelservice import Role
@@ -13,6 +14,7 @@ from forebay_router.speed import PoolSpeed, Speed, chance_within
 
 _NO_OBJECTIVE: Final = Objective(ttft_s=1.0, tpot_s=0.05, target=0.9)
 _PREFILL: Final = Role.PREFILL
+_NOTHING: Final[Mapping[str, int]] = MappingProxyType({})
 _DEVIATIONS: Final = ((0.5, 0.674), (0.75, 1.15), (0.9, 1.645), (0.95, 1.96), (0.99, 2.576), (0.999, 3.29))
 """Target -> standard deviations that leave both times within their limits together that often."""
 
@@ -54,8 +56,7 @@ class Candidate:
         return self.speed.pool.first_token.slope * self.speed.first_token.value
 
 
-@dataclass(frozen=True, slots=True)
-class Demand:
+class Demand(NamedTuple):
     """What is known of a request when it is placed."""
 
     prompt_tokens: int = 0
@@ -66,7 +67,7 @@ class Demand:
     """Prefill may run on one worker and decode on another."""
     excluded: frozenset[str] = frozenset()
     """Workers that failed on this request already."""
-    cached: Mapping[str, int] = field(default_factory=dict)
+    cached: Mapping[str, int] = _NOTHING
     """Worker -> tokens of the prompt that it holds."""
     common_tokens: int = 0
     """Tokens at the start that nearly every request of the service shares."""

@@ -147,7 +147,7 @@ class Process:
         """Serve until told to stop, then drain."""
         loop = asyncio.get_running_loop()
         connections = self.router.connections
-        assert connections is not None  # noqa: S101
+        assert connections is not None
         data_socket = _bind(self.settings.listen)
         control_socket = _bind(self.settings.control)
         self.listen_address, self.control_address = _address(data_socket), _address(control_socket)
@@ -168,10 +168,13 @@ class Process:
             control.should_exit = True
             control.force_exit = True
             await serving
+        connections.close()
+        self.router.tools.upstreams.close()
+        await asyncio.sleep(0)
 
     async def _drain(self, server: asyncio.Server, connections: ClientConnections) -> None:
         """Steps 1 to 4 above."""
-        log.info("draining", extra={"requests": len(connections.tasks)})
+        log.info("draining", extra={"requests": connections.busy})
         connections.drain()
         await self._wait(self.settings.shutdown_delay_s)
         server.close()
@@ -180,11 +183,8 @@ class Process:
         await asyncio.wait(waits, timeout=self.settings.drain_limit_s, return_when=asyncio.FIRST_COMPLETED)
         for task in waits:
             task.cancel()
-        left = list(connections.tasks)
-        for running in left:
-            running.cancel()
-        await asyncio.gather(*left, return_exceptions=True)
-        log.info("drained", extra={"cut_off": len(left)})
+        left = await connections.cancel()
+        log.info("drained", extra={"cut_off": left})
 
     async def _wait(self, seconds: float) -> None:
         """Wait, or until in a hurry."""

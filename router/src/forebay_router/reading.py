@@ -39,7 +39,7 @@ class Received:
     @property
     def path(self) -> bytes:
         """The target without its query."""
-        return self.target.partition(b"?")[0]
+        return self.target.partition(b"?")[0] if b"?" in self.target else self.target
 
 
 @dataclass(frozen=True, slots=True)

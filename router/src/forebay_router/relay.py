@@ -15,7 +15,7 @@ beginning twice.
 import asyncio
 import logging
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from forebay_api.objective import Objective, Outcome
 from forebay_router import errors, rewriting
@@ -301,7 +301,7 @@ class Exchange:
             facts = read_facts(body)
             record.usage = facts.usage
             if facts.usage and self.cached_tokens is not None and facts.usage.cached_tokens != self.cached_tokens:
-                record.usage = replace(facts.usage, cached_tokens=self.cached_tokens)
+                record.usage = facts.usage._replace(cached_tokens=self.cached_tokens)
                 body = with_cached_tokens(body, self.cached_tokens)
             if facts.aborted:
                 record.outcome, record.reason = Outcome.CUT_OFF, FailureReason.ABORTED
@@ -383,10 +383,11 @@ class Exchange:
             verdict = account(record, service.stats, service.spec.objective)
             if self.place is not None:
                 self.tools.placing.learn(self.place, record)
-        self.tools.access_log.write(
-            record,
-            verdict,
-            request_id=self.request_id,
-            path=self.received.path,
-            model=self.parsed.model if self.parsed else None,
-        )
+        if self.tools.access_log.wants(record):
+            self.tools.access_log.write(
+                record,
+                verdict,
+                request_id=self.request_id,
+                path=self.received.path,
+                model=self.parsed.model if self.parsed else None,
+            )

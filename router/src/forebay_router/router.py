@@ -9,6 +9,7 @@ it with each token would cost more than relaying the token. Limits are therefore
 import asyncio
 import logging
 import time
+from collections.abc import Awaitable
 from dataclasses import dataclass, field
 from urllib.parse import unquote_to_bytes
 
@@ -61,23 +62,23 @@ class Router:
     def _close_idle(worker: Worker) -> None:
         Upstreams.close_idle(worker.peer)
 
-    async def serve(self, received: Received, client: ClientConnection) -> None:
-        """Answer one request. Never raises but for cancellation."""
+    def serve(self, received: Received, client: ClientConnection) -> Awaitable[None] | None:
+        """Answer one request, at once or by what is returned. Never raises but for cancellation."""
         identity = request_id(received.fields)
         lines = b"x-request-id: %b\r\n" % identity
         if self.cors.origins:
             lines += self.cors.lines(received)
         endpoint = ENDPOINTS.get(received.path)
         if endpoint is not None and received.method == b"POST" and received.refused is None:
-            record = Record(arrived_s=received.received_s, judged=endpoint.judged)
+            record = Record(received.received_s, judged=endpoint.judged)
             reply = Reply(client, received, endpoint.shape, lines)
-            await Exchange(self.tools, endpoint, received, identity, reply, record).run()
-            return
+            return Exchange(self.tools, endpoint, received, identity, reply, record).run()
         try:
             self._answer(received, client, lines)
         except errors.RequestRefused as refused:
             self.tools.unknown_stats.count_response(refused.status)
             write_refusal(client, received, refused, lines)
+        return None
 
     def _answer(self, received: Received, client: ClientConnection, lines: bytes) -> None:
         """Requests that need no worker; raises RequestRefused."""

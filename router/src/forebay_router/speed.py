@@ -12,8 +12,9 @@ ones replace it soon; its slope holds on where all requests are alike and so tel
 at most as if it had been `OUTLIER` times slower or faster than expected: a worker that hangs is a matter for health, not for
 the fit.
 
-A worker has a factor on its pool's lines, the mean of real / predicted (of logarithms) over its own requests. It is 1 until it is
-beyond doubt (two standard errors): equal workers must be exactly equal, or the one that chance made look fastest gets everything.
+A worker has a factor on its pool's lines: its own mean of log(real / predicted) less that of all the pool's requests, which is
+not zero while the lines are still on their way from the seed. It is 1 until the difference is beyond doubt (two standard errors):
+equal workers must be exactly equal, or the one that chance made look fastest gets everything.
 
 The spread of the logarithm of (real / predicted) says how far a prediction can be trusted; times are taken as lognormal.
 """
@@ -54,6 +55,8 @@ class Line:
     """Real observations."""
     spread2: float = _FIRST_SPREAD**2
     """Mean square of log(real / predicted)."""
+    mean: float = 0.0
+    """Mean of log(real / predicted)."""
     _seed_slope: float = field(init=False)
     _weight: float = field(init=False)
     _x: float = field(init=False)
@@ -74,6 +77,10 @@ class Line:
     def at(self, x: float) -> float:
         """The predicted y."""
         return self.base + self.slope * x
+
+    def note(self, deviation: float) -> None:
+        """The log(real / predicted) of one observation, whichever worker made it."""
+        self.mean += max(1 / (self.seen + 1 + SEED_WEIGHT), 1 / MEMORY) * (deviation - self.mean)
 
     def observe(self, x: float, y: float) -> None:
         """One real observation."""
@@ -148,6 +155,16 @@ class PoolSpeed:
 
     def __post_init__(self) -> None:
         """Start from the seed."""
+        self._begin()
+
+    def plan(self, seed: Seed) -> None:
+        """Another seed: taken over while nothing has been measured."""
+        changed = seed != self.seed
+        self.seed = seed
+        if changed and self.origin is not Origin.MEASURED:
+            self._begin()
+
+    def _begin(self) -> None:
         seed = self.seed
         self.first_token = Line(seed.first_token_s, seed.prefill_token_s, _USUAL_PROMPT)
         self.output_token = Line(seed.step_s, seed.step_growth_s, _USUAL_BATCH)
@@ -171,16 +188,16 @@ class Factor:
     """Of the deviation from that mean."""
     _seen: int = 0
 
-    def observe(self, expected: float, real: float) -> None:
-        """One request: what the pool's line said, and what happened."""
-        expected = max(_SMALLEST_S, expected)
-        deviation = log(min(max(real / expected, 1 / OUTLIER), OUTLIER)) - self._mean
+    def observe(self, deviation: float, pool_mean: float) -> None:
+        """One request: its log(real / predicted by the pool's line), and the mean of that over the pool's requests."""
+        deviation -= self._mean
         self._seen += 1
         weight = max(1 / (self._seen + SEED_WEIGHT), 1 / MEMORY)
         self._mean += weight * deviation
         self._square += weight * (deviation * deviation - self._square)
         error = sqrt(self._square / min(self._seen + SEED_WEIGHT, MEMORY))
-        self.value = exp(self._mean) if abs(self._mean) > _BEYOND_DOUBT * error else 1.0
+        difference = self._mean - pool_mean
+        self.value = exp(difference) if abs(difference) > _BEYOND_DOUBT * error else 1.0
 
 
 @dataclass(slots=True)
@@ -203,5 +220,7 @@ class Speed:
 
     @staticmethod
     def _observe(line: Line, factor: Factor, x: float, y: float) -> None:
-        factor.observe(line.at(x), y)
+        deviation = log(min(max(y / max(_SMALLEST_S, line.at(x)), 1 / OUTLIER), OUTLIER))
+        line.note(deviation)
+        factor.observe(deviation, line.mean)
         line.observe(x, y / factor.value)

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from operator import attrgetter
 from types import TracebackType
 from typing import Any, NewType, Self
 
@@ -72,6 +73,8 @@ class ServiceSpec:
     """Unix time; of two services with one model name the older wins."""
     pools: tuple[tuple[str, Role], ...] = ()
     """Pools that exist even while they have no worker."""
+    seeds: tuple[tuple[str, Seed], ...] = ()
+    """How fast workers should be by the capacity model, by pool, where it knows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +153,18 @@ class Service:
                     return model if card.get("parent") else None
         return None
 
+    def take_over(self, spec: ServiceSpec, now_s: float) -> None:
+        """A changed spec."""
+        self.spec = spec
+        self.adopt_pools(spec)
+        for pool, speed in self.speeds.items():
+            speed.plan(self.seed_of(pool))
+        self.regroup(now_s)
+
+    def seed_of(self, pool: str) -> Seed:
+        """What may be expected of a pool's workers before any has been measured."""
+        return dict(self.spec.seeds).get(pool, ASSUMED)
+
     def regroup(self, now_s: float) -> None:
         """Make the snapshot anew."""
         self.snapshot = Snapshot.of(
@@ -207,8 +222,6 @@ class LeaseEvent(StrEnum):
 class WorkerTable:
     """Services, workers and leases; every change is one synchronous method."""
 
-    seed_of: Callable[[WorkerSpec], Seed] = lambda _spec: ASSUMED
-    """What may be expected of a pool's first worker: from the capacity model where that is known."""
     clock: Callable[[], float] = time.monotonic
     worker_limit: int | None = None
     """Most requests in flight on one worker."""
@@ -228,7 +241,7 @@ class WorkerTable:
 
     # -- membership ---------------------------------------------------------------------------------------------------
 
-    def put_service(self, spec: ServiceSpec) -> None:
+    def put_service(self, spec: ServiceSpec, now_s: float = 0.0) -> None:
         """Add a service or take over its changed spec."""
         service = self.services.get(spec.key)
         if service is None:
@@ -236,8 +249,7 @@ class WorkerTable:
         elif service.spec == spec:
             return
         else:
-            service.spec = spec
-            service.adopt_pools(spec)
+            service.take_over(spec, now_s)
         self._index_models()
         self._changed(self.services[spec.key])
 
@@ -258,7 +270,7 @@ class WorkerTable:
         if known is not None and known.spec == spec:
             return
         service = self.services[spec.service]
-        if known is not None and _same_place(known.spec, spec):
+        if known is not None and _place(known.spec) == _place(spec):
             known.spec = spec
         else:
             if known is not None:
@@ -271,7 +283,7 @@ class WorkerTable:
         pool_stats = service.stats.pools.setdefault(spec.pool, PoolStats(role=spec.role.value))
         pool_speed = service.speeds.get(spec.pool)
         if pool_speed is None:
-            pool_speed = service.speeds[spec.pool] = PoolSpeed(self.seed_of(spec))
+            pool_speed = service.speeds[spec.pool] = PoolSpeed(service.seed_of(spec.pool))
         worker = Worker(spec, pool_stats=pool_stats, speed=Speed(pool_speed), limit=self.worker_limit)
         self.workers[spec.uid] = worker
         service.workers[spec.uid] = worker
@@ -363,7 +375,7 @@ class WorkerTable:
 
     def release(self, lease: Lease) -> None:
         """End a claim."""
-        assert lease.held, f"lease {lease.number} released twice"  # noqa: S101 - a programming error, on in production
+        assert lease.held, f"lease {lease.number} released twice"
         lease.held = False
         del self.leases[lease.number]
         worker = lease.worker
@@ -380,13 +392,5 @@ class WorkerTable:
             self._changed(self.services[worker.spec.service])
 
 
-def _same_place(old: WorkerSpec, new: WorkerSpec) -> bool:
-    """The worker kept all that its candidate and connections stand for."""
-    return (old.host, old.port, old.service, old.pool, old.role, old.revision) == (
-        new.host,
-        new.port,
-        new.service,
-        new.pool,
-        new.role,
-        new.revision,
-    )
+_place = attrgetter("host", "port", "service", "pool", "role", "revision")
+"""All that a worker's candidate and connections stand for."""

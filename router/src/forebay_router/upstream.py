@@ -43,6 +43,7 @@ class UpstreamConnection(asyncio.Protocol):
         "_kept",
         "_parser",
         "_pieces",
+        "_register",
         "answer",
         "idle_since_s",
         "peer",
@@ -50,8 +51,10 @@ class UpstreamConnection(asyncio.Protocol):
         "transport",
     )
 
-    def __init__(self, peer: Peer) -> None:
+    def __init__(self, peer: Peer, register: set["UpstreamConnection"]) -> None:
         self.peer = peer
+        self._register = register
+        """Holds this connection while it is open."""
         self.transport: asyncio.Transport | None = None
         self.answer: Answer | None = None
         self.idle_since_s = 0.0
@@ -74,8 +77,8 @@ class UpstreamConnection(asyncio.Protocol):
 
     def send(self, request: list[bytes], answer: Answer) -> None:
         """Write a request; its answer goes to `answer`."""
-        assert self.answer is None, "a connection carries one request at a time"  # noqa: S101
-        assert self.transport is not None  # noqa: S101
+        assert self.answer is None, "a connection carries one request at a time"
+        assert self.transport is not None
         self._reset()
         self.answer = answer
         answer.attach(self.abort)
@@ -105,6 +108,7 @@ class UpstreamConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Called by the loop."""
         self.transport = cast("asyncio.Transport", transport)  # uvloop's are not subclasses
+        self._register.add(self)
 
     def data_received(self, data: bytes) -> None:
         """Called by the loop: one read."""
@@ -149,6 +153,7 @@ class UpstreamConnection(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         """Called by the loop: the connection is gone."""
         self.transport = None
+        self._register.discard(self)
         answer, self.answer = self.answer, None
         if answer is None:
             if self in self.peer.idle:
@@ -221,6 +226,8 @@ class Upstreams:
     idle_s: float
     in_flight: set[Answer] = field(default_factory=set)
     """Answers that are awaited; the sweep looks at their deadlines."""
+    open: set[UpstreamConnection] = field(default_factory=set)
+    """Every connection there is."""
 
     async def send(self, peer: Peer, request: list[bytes], answer: Answer) -> UpstreamConnection:
         """Write a request to a peer and wait until its answer has opened.
@@ -279,7 +286,9 @@ class Upstreams:
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(self.connect_timeout_s):
-                _, connection = await loop.create_connection(lambda: UpstreamConnection(peer), peer.host, peer.port)
+                _, connection = await loop.create_connection(
+                    lambda: UpstreamConnection(peer, self.open), peer.host, peer.port
+                )
         except TimeoutError as error:
             raise WorkerFailure(
                 FailureReason.CONNECT, f"{peer.name} did not accept a connection in {self.connect_timeout_s} s"
@@ -297,6 +306,11 @@ class Upstreams:
         for peer in peers:
             if peer.idle:
                 self.close_idle(peer, now_s - self.idle_s)
+
+    def close(self) -> None:
+        """Close every connection."""
+        for connection in tuple(self.open):
+            connection.abort()
 
     @staticmethod
     def close_idle(peer: Peer, before_s: float = float("inf")) -> None:

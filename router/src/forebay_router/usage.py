@@ -1,7 +1,6 @@
 """Token counts as engines tell them."""
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
@@ -9,8 +8,7 @@ WHOLE_PARSE_MAX_BYTES = 64 * 1024
 """Up to this size an answer is parsed whole; above it only its usage object, which stands near the end."""
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
+class Usage(NamedTuple):
     """Token counts of one answer."""
 
     prompt_tokens: int
@@ -71,8 +69,7 @@ def _balanced_object(body: bytes, start: int) -> bytes | None:
     return None
 
 
-@dataclass(frozen=True, slots=True)
-class Facts:
+class Facts(NamedTuple):
     """What accounting needs of a whole JSON answer."""
 
     usage: Usage | None

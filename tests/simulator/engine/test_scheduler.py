@@ -223,10 +223,12 @@ def test_a_decode_leg_waits_for_its_blocks_and_computes_the_last_prompt_token():
     scheduler.add(request)
     step = scheduler.schedule(0.0)
     assert (step.work, step.fetches, request.phase) == ([], [request], Phase.FETCHING)
+    assert request.first_scheduled_s is None  # the fetch is part of the wait
     assert scheduler.usage == 0.03
     assert run_step(scheduler)[0] == []
     scheduler.remote_kv_arrived(request)
     assert run_step(scheduler) == ([(request.request_id, 1)], [request.request_id])
+    assert request.first_scheduled_s is not None
     assert (request.fetched_tokens, scheduler.counters.external_hits) == (40, 40)
 
 

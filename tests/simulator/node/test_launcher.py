@@ -286,3 +286,10 @@ async def test_starting_is_fast(machine: Machine):
     for _ in range(5):
         await machine.start("sleep 1000")
     assert (time.monotonic() - begun_s) / 5 < 0.5  # about 15 ms on a machine that has nothing else to do
+
+
+async def test_processes_that_end_at_once_do_not_disturb_the_launcher(machine: Machine):
+    """The end of a start and the end of its process may be seen in one round, in either order."""
+    for _ in range(5):
+        ended = await asyncio.gather(*(machine.run("", argv=("true",)) for _ in range(20)))
+        assert {result for result, _ in ended} == {Exit(0, None)}

@@ -46,7 +46,8 @@ def namespace(cluster: Cluster, node: NodeProcess, request: pytest.FixtureReques
     name = f"t{next(_numbers)}-{told[:40].strip('-')}"
     cluster.kubectl("create", "namespace", name)
     namespace = Namespace(cluster, name)
-    eventually(lambda: namespace.get("serviceaccount", "default"), bool, within_s=30, what="a service account")
+    # After the outage that a test makes, controllers come back with growing pauses.
+    eventually(lambda: namespace.get("serviceaccount", "default"), bool, within_s=90, what="a service account")
     yield namespace
     namespace.kubectl("delete", "deployments,jobs,pods", "--all", "--grace-period=1", "--wait=false")
     cluster.kubectl("delete", "namespace", name, "--wait=false")
@@ -298,18 +299,18 @@ def test_kubectl_shows_logs(namespace: Namespace):
 
 
 def test_init_containers_come_first_and_a_sidecar_stays(namespace: Namespace, node: NodeProcess):
-    described = pod("staged", "cat /work/order; sleep 1000", volumeMounts=[{"name": "w", "mountPath": "/work"}])
+    described = pod("staged", "cat /scratch/order; sleep 1000", volumeMounts=[{"name": "w", "mountPath": "/scratch"}])
     described["spec"]["volumes"] = [{"name": "w", "emptyDir": {}}]
-    shared = {"image": "busybox", "volumeMounts": [{"name": "w", "mountPath": "/work"}]}
+    shared = {"image": "busybox", "volumeMounts": [{"name": "w", "mountPath": "/scratch"}]}
     described["spec"]["initContainers"] = [
-        {"name": "one", "command": ["sh", "-c", "echo one >> /work/order"], **shared},
+        {"name": "one", "command": ["sh", "-c", "echo one >> /scratch/order"], **shared},
         {
             "name": "side",
             "restartPolicy": "Always",
-            "command": ["sh", "-c", "echo side >> /work/order; sleep 1000"],
+            "command": ["sh", "-c", "echo side >> /scratch/order; sleep 1000"],
             **shared,
         },
-        {"name": "two", "command": ["sh", "-c", "sleep 0.5; echo two >> /work/order"], **shared},
+        {"name": "two", "command": ["sh", "-c", "sleep 0.5; echo two >> /scratch/order"], **shared},
     ]
     namespace.apply(described)
     status = namespace.await_ready("staged")

@@ -5,6 +5,10 @@ nobody controls it (a restored backup), or when a former owner of the same kind 
 again; the garbage collector then finds a living owner and keeps the child). Anything else keeps its name, and the
 reconciliation fails with a message that says which object is in the way.
 
+Refusals: such an object, and a write that the API server refuses (a webhook, a quota, a missing right), stay as they are until
+somebody changes something. The reconcilers write them into the conditions before they fail, or nobody would see more than a
+rollout that never ends.
+
 Skipping: an apply whose manifest is the one applied last, on an object whose content is the one that apply left, changes
 nothing. Both hashes are remembered by UID, so that the many reconciliations which a starting pod causes cost reads only. The
 memory is a saving and no more: without it everything works the same.
@@ -18,7 +22,7 @@ from forebay_api.names import MANAGED_BY_LABEL, OPERATOR_MANAGER
 from forebay_operator.cluster import Cluster
 from forebay_operator.digests import digest
 from forebay_operator.drift import content_digest, is_changed, is_repair, with_digest
-from forebay_operator.errors import OperatorError
+from forebay_operator.errors import ApiForbiddenError, ApiInvalidError, OperatorError
 from forebay_operator.events import Kind, Recorder
 from forebay_operator.metrics import Metrics
 from forebay_operator.resources import Manifest, Resource, labels_of, name_of, namespace_of
@@ -35,6 +39,9 @@ class NameTakenError(OperatorError):
             f"{resource.kind} {name_of(existing)} exists and is not managed by Forebay: "
             "delete or rename it, or choose another name for the model service or the pool"
         )
+
+
+REFUSALS: Final = (NameTakenError, ApiForbiddenError, ApiInvalidError)
 
 
 @dataclass(frozen=True, slots=True)

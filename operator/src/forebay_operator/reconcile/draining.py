@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from forebay_api.conditions import rfc3339
 from forebay_api.names import DELETION_COST_ANNOTATION, DRAIN_STARTED_ANNOTATION, DRAINING_LABEL
 from forebay_operator.cluster import Cluster
 from forebay_operator.drain import DrainPlan, Release
@@ -34,7 +33,7 @@ class Drainer:
             await self._patch(namespace, worker, label=None, started=None, cost=None)
             self.metrics.drains.labels("cancelled").inc()
         for worker in plan.mark:
-            await self._patch(namespace, worker, label="true", started=rfc3339(now), cost=MARKED_COST)
+            await self._patch(namespace, worker, label="true", started=_moment(now), cost=MARKED_COST)
         for release in plan.release:
             await self._release(namespace, release, now=now)
         await self._tell(pool, plan)
@@ -42,7 +41,7 @@ class Drainer:
 
     async def _release(self, namespace: str, release: Release, *, now: datetime) -> None:
         started = release.worker.drain_started_at or now
-        await self._patch(namespace, release.worker, label="true", started=rfc3339(started), cost=RELEASED_COST)
+        await self._patch(namespace, release.worker, label="true", started=_moment(started), cost=RELEASED_COST)
         self.metrics.drains.labels("timeout" if release.timed_out else "idle").inc()
 
     async def _patch(
@@ -79,6 +78,11 @@ class Drainer:
         if cut:
             message = f"{_names(cut)} did not finish within rollout.drainTimeout and are cut off"
             await self.recorder.record(WORKER_POOL, pool, kind=Kind.WARNING, reason="DrainTimedOut", message=message)
+
+
+def _moment(when: datetime) -> str:
+    """RFC 3339 with milliseconds: in whole seconds a grace of two would at times be hardly more than one."""
+    return when.isoformat(timespec="milliseconds")
 
 
 def _names(workers: Sequence[Worker]) -> str:

@@ -54,6 +54,7 @@ class ReconcileLoop:
         while True:
             key = await self.queue.get()
             self.metrics.queue_depth.set(len(self.queue))
+            self.metrics.watch_namespaces((key.namespace,))  # a cluster-wide operator learns of namespaces here
             started_s = time.perf_counter()
             await self._reconcile(key)
             self.metrics.reconcile_seconds.labels(key.kind).observe(time.perf_counter() - started_s)

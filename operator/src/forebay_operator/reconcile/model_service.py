@@ -10,7 +10,7 @@ one.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 from pydantic import ValidationError
@@ -32,7 +32,7 @@ from forebay_operator.desired.worker_pool import build_worker_pool
 from forebay_operator.events import Kind, Recorder
 from forebay_operator.fits import judge_fit
 from forebay_operator.keys import ObjectKey
-from forebay_operator.reconcile.applying import Applier, Owner, is_ours
+from forebay_operator.reconcile.applying import REFUSALS, Applier, Owner, is_ours
 from forebay_operator.reconcile.outcome import Outcome, Result
 from forebay_operator.reconcile.reporting import Reporter
 from forebay_operator.reconcile.worker_pool import read_accelerator
@@ -78,18 +78,31 @@ class ModelServiceReconciler:
         pools = {name_of(pool): pool for pool in labelled if is_ours(pool, resource=MODEL_SERVICE, owner=service)}
         verdict = await self._judge(service)
         changed = False
-        if verdict.spec and not verdict.refused:
-            for wanted in verdict.spec.pools:
-                name = worker_pool_name(key.name, wanted.name)
-                stored, applied = await self._ensure(service, verdict.spec, wanted, existing=pools.get(name))
-                pools[name] = stored
-                changed = changed or applied
-            pools, pruned = await self._prune(service, verdict.spec, pools)
-            changed = changed or pruned
-        state = ServiceState(verdict.spec, verdict.refused, verdict.fits, _views(verdict.spec, pools.values()))
-        status = build_service_status(service, state, now=self.now())
-        changed = await self.reporter.report(MODEL_SERVICE, service, status) or changed
+        try:
+            if verdict.spec and not verdict.refused:
+                pools, changed = await self._act(service, verdict.spec, pools)
+        except REFUSALS as e:
+            verdict = replace(verdict, refused=Cause(Reason.NOT_APPLIED, str(e)))
+            await self._report(service, verdict, pools)
+            raise
+        changed = await self._report(service, verdict, pools) or changed
         return Outcome(Result.CHANGED if changed else Result.UNCHANGED)
+
+    async def _act(
+        self, service: Manifest, spec: ModelServiceSpec, pools: Mapping[str, Manifest]
+    ) -> tuple[dict[str, Manifest], bool]:
+        """Make the WorkerPools as they should be; those that there are then, and whether any changed."""
+        present, changed = dict(pools), False
+        for wanted in spec.pools:
+            name = worker_pool_name(name_of(service), wanted.name)
+            present[name], applied = await self._ensure(service, spec, wanted, existing=pools.get(name))
+            changed = changed or applied
+        left, pruned = await self._prune(service, spec, present)
+        return left, changed or pruned
+
+    async def _report(self, service: Manifest, verdict: _Verdict, pools: Mapping[str, Manifest]) -> bool:
+        state = ServiceState(verdict.spec, verdict.refused, verdict.fits, _views(verdict.spec, pools.values()))
+        return await self.reporter.report(MODEL_SERVICE, service, build_service_status(service, state, now=self.now()))
 
     async def _judge(self, service: Manifest) -> _Verdict:
         """Whether the spec can be acted on."""
@@ -127,7 +140,7 @@ class ModelServiceReconciler:
         first = {**manifest, "spec": {**manifest["spec"], "replicas": replicas}}
         stored, _ = await self.applier.apply_over(None, WORKER_POOL, first, owner=owner)
         await self._hand_over_replicas(stored, replicas)
-        message = f"WorkerPool {name_of(stored)} with {replicas} workers to start with"
+        message = f"WorkerPool {name_of(stored)}, replicas to start with: {replicas}"
         await self.recorder.record(MODEL_SERVICE, service, kind=Kind.NORMAL, reason="PoolCreated", message=message)
         return await self.applier.apply_over(stored, WORKER_POOL, manifest, owner=owner)
 

@@ -1,4 +1,8 @@
-"""One WorkerPool: Deployment, Service and PodDisruptionBudget, the drain on scale-down, and the status."""
+"""One WorkerPool: Deployment, Service and PodDisruptionBudget, the drain on scale-down, and the status.
+
+A pool whose AcceleratorClass is gone cannot be built anew, so its workers stay as they are; but it can still shrink, or a pool
+that is to be removed would keep its accelerators for ever.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,11 +21,11 @@ from forebay_operator.desired.revision import revision_of
 from forebay_operator.desired.service import build_service
 from forebay_operator.desired.vllm import drain_timeout_s
 from forebay_operator.drain import DrainPlan, DrainTimes, Loads, plan_drain
-from forebay_operator.drift import is_scaled_by_others
+from forebay_operator.drift import REPLICAS_ANNOTATION, is_scaled_by_others
 from forebay_operator.events import Kind, Recorder
 from forebay_operator.keys import ObjectKey
 from forebay_operator.pods import TEMPLATE_ANNOTATION, Worker, read_worker
-from forebay_operator.reconcile.applying import Applier, Owner, check_ours
+from forebay_operator.reconcile.applying import REFUSALS, Applier, Owner, check_ours, is_ours
 from forebay_operator.reconcile.draining import Drainer
 from forebay_operator.reconcile.outcome import Outcome, Result
 from forebay_operator.reconcile.reporting import Reporter
@@ -69,28 +73,65 @@ class WorkerPoolReconciler:
         deployment = await self.cluster.get(DEPLOYMENT, key.namespace, key.name)
         workers = await self._read_workers(key.namespace, spec)
         if isinstance(accelerator, Cause):
-            state = _state(spec, workers, deployment=deployment, blocked=accelerator)
-            return _outcome(changed=await self._report(pool, build_pool_status(pool, state, now=self.now())))
-        check_ours(DEPLOYMENT, deployment, owner=Owner(WORKER_POOL, pool))
-        plan = await self._plan(pool, spec, workers, deployment=deployment)
-        drained = await self.drainer.carry_out(pool, plan, now=self.now())
+            return await self._only_shrink(pool, spec, workers, deployment=deployment, blocked=accelerator)
+        plan = await self._plan(pool, spec, workers, deployment=deployment, wanted=spec.replicas)
         manifest = build_deployment(pool, spec, accelerator, context=self.context, replicas=plan.replicas)
-        stored, applied = await self._apply(pool, spec, manifest, deployment=deployment)
+        try:
+            check_ours(DEPLOYMENT, deployment, owner=Owner(WORKER_POOL, pool))
+            drained = await self.drainer.carry_out(pool, plan, now=self.now())
+            stored, applied = await self._apply(pool, spec, manifest, deployment=deployment)
+        except REFUSALS as e:
+            state = _state(spec, workers, deployment=manifest, blocked=Cause(Reason.NOT_APPLIED, str(e)))
+            await self._report(pool, build_pool_status(pool, state, now=self.now()))
+            raise
         if drained:
             workers = await self._read_workers(key.namespace, spec)
         state = _state(spec, workers, deployment=stored, blocked=None)
         reported = await self._report(pool, build_pool_status(pool, state, now=self.now()))
         return _outcome(changed=drained or applied or reported, retry_after_s=plan.retry_after_s)
 
+    async def _only_shrink(
+        self,
+        pool: Manifest,
+        spec: WorkerPoolSpec,
+        workers: list[Worker],
+        *,
+        deployment: Manifest | None,
+        blocked: Cause,
+    ) -> Outcome:
+        """What can be done for a pool that cannot be built."""
+        changed, retry_after_s = False, None
+        if deployment is not None and is_ours(deployment, resource=WORKER_POOL, owner=pool):
+            current = deployment["spec"]["replicas"]
+            wanted = min(spec.replicas, current)
+            plan = await self._plan(pool, spec, workers, deployment=deployment, wanted=wanted)
+            changed = await self.drainer.carry_out(pool, plan, now=self.now())
+            if plan.replicas < current:
+                noted = {"annotations": {REPLICAS_ANNOTATION: str(plan.replicas)}}
+                patch: Manifest = {"metadata": noted, "spec": {"replicas": plan.replicas}}
+                await self.cluster.patch(DEPLOYMENT, namespace_of(pool), name_of(pool), patch)
+                changed = True
+            if changed:
+                workers = await self._read_workers(namespace_of(pool), spec)
+            retry_after_s = plan.retry_after_s
+        state = _state(spec, workers, deployment=deployment, blocked=blocked)
+        reported = await self._report(pool, build_pool_status(pool, state, now=self.now()))
+        return _outcome(changed=changed or reported, retry_after_s=retry_after_s)
+
     async def _read_workers(self, namespace: str, spec: WorkerPoolSpec) -> list[Worker]:
         pods = await self.cluster.find(POD, namespace, selector_labels(spec))
         return [read_worker(pod) for pod in pods]
 
     async def _plan(
-        self, pool: Manifest, spec: WorkerPoolSpec, workers: Sequence[Worker], *, deployment: Manifest | None
+        self,
+        pool: Manifest,
+        spec: WorkerPoolSpec,
+        workers: Sequence[Worker],
+        *,
+        deployment: Manifest | None,
+        wanted: int,
     ) -> DrainPlan:
         """The drain plan; workers are asked for their load only when somebody has to leave."""
-        wanted = spec.replicas
         current = deployment["spec"].get("replicas") if deployment else None
         loads: Loads = {}
         if current is not None and wanted < current:

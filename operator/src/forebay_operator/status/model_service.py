@@ -104,7 +104,8 @@ def _pool_status(pool: PoolView) -> dict[str, Any]:
 def _accepted(state: ServiceState) -> Condition:
     if state.refused and state.refused.reason is not Reason.DOES_NOT_FIT:
         return Condition(ACCEPTED, ConditionStatus.FALSE, state.refused.reason.value, state.refused.message)
-    return Condition(ACCEPTED, ConditionStatus.TRUE, "Valid", "the spec is valid and acted on")
+    acted = "is not acted on, since the model does not fit" if state.refused else "acted on"
+    return Condition(ACCEPTED, ConditionStatus.TRUE, "Valid", f"the spec is valid and {acted}")
 
 
 def _ready(state: ServiceState, kept: Sequence[Mapping[str, Any]]) -> Condition:
@@ -132,7 +133,7 @@ def _routable(state: ServiceState) -> Condition:
     ready = {role: sum(pool.ready for pool in state.pools if pool.role is role) for role in Role}
     if ready[Role.MIXED] or (ready[Role.PREFILL] and ready[Role.DECODE]):
         counts = ", ".join(f"{count} {role.value}" for role, count in ready.items() if count)
-        return Condition(ROUTABLE, ConditionStatus.TRUE, "Serving", f"requests can be served: {counts} workers ready")
+        return Condition(ROUTABLE, ConditionStatus.TRUE, "Serving", f"requests can be served; ready workers: {counts}")
     if state.pools and all(pool.wanted == 0 for pool in state.pools):
         return _asleep(ROUTABLE, state, awake=ConditionStatus.FALSE)
     roles = sorted({pool.role for pool in state.pools}) or [pool.role for pool in _spec_pools(state)]

@@ -2,6 +2,9 @@
 
 Readiness is judged by the pods' own template hash, not by the Deployment's counters: right after an edit the counters still
 speak of the old template, and `kubectl wait --for=condition=Ready` would return at once.
+
+A pod that has ended for good (evicted, or its node shut down) may lie about for days. It counts as no worker, and its last
+words are the pool's trouble only until a worker that was made after it is ready.
 """
 
 from collections.abc import Sequence
@@ -51,7 +54,7 @@ class PoolCounts:
 
 def count_workers(state: PoolState) -> PoolCounts:
     """The counts of a pool."""
-    workers = state.workers
+    workers = [worker for worker in state.workers if not worker.has_ended]
     return PoolCounts(
         existing=len(workers),
         serving=sum(worker.serves for worker in workers),
@@ -62,8 +65,14 @@ def count_workers(state: PoolState) -> PoolCounts:
 
 
 def pool_cause(state: PoolState) -> Cause | None:
-    """The root cause of a pool's trouble, from its workers and its Deployment."""
-    return worst([*(worker.cause for worker in state.workers), _creation_cause(state.deployment)])
+    """The root cause of a pool's trouble: what keeps its workers, or else what ended the ones before them."""
+    living = [worker for worker in state.workers if not worker.has_ended]
+    cause = worst([*(worker.cause for worker in living), _creation_cause(state.deployment)])
+    if cause:
+        return cause
+    replaced_at = max((worker.created_at for worker in living if worker.is_ready), default=None)
+    ended = [worker for worker in state.workers if worker.has_ended]
+    return worst(worker.cause for worker in ended if replaced_at is None or worker.created_at > replaced_at)
 
 
 def build_pool_status(owner: Manifest, state: PoolState, *, now: datetime) -> Manifest:
@@ -105,9 +114,10 @@ def build_refused_status(owner: Manifest, cause: Cause, *, now: datetime) -> Man
 
 def _ready(state: PoolState, counts: PoolCounts, cause: Cause | None) -> Condition:
     shown = f"{counts.current}/{state.wanted} workers ready"
+    trouble = cause or state.blocked
     if counts.outdated:
-        more = f"; {cause.message}" if cause else ""
-        reason = cause.reason.value if cause else "RolloutInProgress"
+        more = f"; {trouble.message}" if trouble else ""
+        reason = trouble.reason.value if trouble else "RolloutInProgress"
         return _false(READY, reason, f"{shown}, {counts.outdated} of the previous spec not gone yet{more}")
     if counts.current >= state.wanted:
         if state.wanted == 0:
@@ -128,13 +138,13 @@ def _progressing(state: PoolState, counts: PoolCounts, cause: Cause | None) -> C
     if cause and counts.current < state.wanted:
         return _false(PROGRESSING, cause.reason.value, cause.message)
     if counts.outdated:
-        message = f"{counts.outdated} workers of the previous spec are being replaced"
+        message = f"workers of the previous spec still to be replaced: {counts.outdated}"
         return Condition(PROGRESSING, ConditionStatus.TRUE, "RollingOut", message)
     if counts.current < state.wanted:
-        message = f"{_missing(state, counts)} of {state.wanted} workers are starting"
+        message = f"starting {_missing(state, counts)} of {state.wanted}"
         return Condition(PROGRESSING, ConditionStatus.TRUE, "ScalingUp", message)
     if counts.draining:
-        message = f"{counts.draining} workers finish their requests and leave"
+        message = f"workers that finish their requests and leave: {counts.draining}"
         return Condition(PROGRESSING, ConditionStatus.TRUE, "Draining", message)
     return Condition(PROGRESSING, ConditionStatus.TRUE, "Settled", "what runs is what is wanted")
 

@@ -2,7 +2,8 @@
 
 A pod's service may be listed after the pod, so both are kept as they were seen and put into the table when both are there.
 What is known stays in use while the API server cannot be reached. Ready, for the router as a whole, is the first complete list
-of both kinds in every namespace.
+of both kinds in every namespace. AcceleratorClasses are followed too, for the capacity model's speeds; without the right to read
+them (they are cluster-scoped) an assumed speed stands in until the workers' own is learnt.
 """
 
 import asyncio
@@ -13,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from forebay_api import names
+from forebay_api.acceleratorclass import AcceleratorClassSpec
 from forebay_router.discovery.apiserver import ApiServer
 from forebay_router.discovery.cards import read_cards
 from forebay_router.discovery.listwatch import Api, Follower, Object
@@ -42,6 +44,8 @@ class KubernetesDiscovery:
     invalid: int = 0
     """Objects that could not be understood, so far."""
     _workers: dict[str, WorkerSpec] = field(default_factory=dict)
+    _services: dict[ServiceKey, Object] = field(default_factory=dict)
+    _accelerators: dict[str, AcceleratorClassSpec] = field(default_factory=dict)
     _listed: set[str] = field(default_factory=set)
     """Collections whose first list has come."""
     _followers: list[Follower] = field(default_factory=list)
@@ -60,7 +64,7 @@ class KubernetesDiscovery:
         """Watch for ever."""
         own = await ApiServer.connect() if self.api is None else None
         api = own or self.api
-        assert api is not None  # noqa: S101
+        assert api is not None
         try:
             await self._follow(api)
         finally:
@@ -79,8 +83,10 @@ class KubernetesDiscovery:
                 ),
                 Follower(api, pods, POD_SELECTOR, self._lister(pods, namespace, self._list_pods), self._pod_event, rng),
             ]
+        classes = f"/apis/{names.API_VERSION}/{names.ACCELERATOR_CLASS_PLURAL}"
+        accelerators = Follower(api, classes, "", self._list_accelerators, self._accelerator_event, rng, needed=False)
         async with asyncio.TaskGroup() as tasks:
-            for follower in self._followers:
+            for follower in (*self._followers, accelerators):
                 tasks.create_task(follower.run(), name=f"follow {follower.path}")
             tasks.create_task(self._ask_for_cards(), name="model cards")
 
@@ -103,11 +109,15 @@ class KubernetesDiscovery:
             self._put_service(item)
         for key in tuple(self.table.services):
             if key not in seen and namespace in {"", key.namespace}:
-                self.table.drop_service(key)
+                self._drop_service(key)
+
+    def _drop_service(self, key: ServiceKey) -> None:
+        self._services.pop(key, None)
+        self.table.drop_service(key)
 
     def _service_event(self, kind: str, item: Object) -> None:
         if kind == "DELETED":
-            self.table.drop_service(service_key(item))
+            self._drop_service(service_key(item))
         else:
             self._put_service(item)
 
@@ -115,13 +125,14 @@ class KubernetesDiscovery:
         """An invalid one (of an older schema, say) leaves what is known of it in use."""
         key = service_key(item)
         try:
-            spec = read_service(item)
+            spec = read_service(item, self._accelerators)
         except (ValueError, KeyError, TypeError) as error:
             self.invalid += 1
             log.warning("model service cannot be understood: %s", error, extra={"service": str(key)})
             return
+        self._services[key] = item
         is_new = key not in self.table.services
-        self.table.put_service(spec)
+        self.table.put_service(spec, time.monotonic())
         if is_new:
             self._put_workers_of(key)
 
@@ -130,6 +141,32 @@ class KubernetesDiscovery:
         for spec in self._workers.values():
             if spec.service == key:
                 self.table.put_worker(spec, now_s)
+
+    # -- accelerators -------------------------------------------------------------------------------------------------
+
+    def _list_accelerators(self, items: Sequence[Object]) -> None:
+        self._accelerators.clear()
+        for item in items:
+            self._note_accelerator(item)
+        self._read_services_again()
+
+    def _accelerator_event(self, kind: str, item: Object) -> None:
+        if kind == "DELETED":
+            self._accelerators.pop(item["metadata"]["name"], None)
+        else:
+            self._note_accelerator(item)
+        self._read_services_again()
+
+    def _note_accelerator(self, item: Object) -> None:
+        try:
+            self._accelerators[item["metadata"]["name"]] = AcceleratorClassSpec.model_validate(item["spec"])
+        except ValueError as error:
+            self.invalid += 1
+            log.warning("accelerator class cannot be understood: %s", error)
+
+    def _read_services_again(self) -> None:
+        for item in tuple(self._services.values()):
+            self._put_service(item)
 
     # -- pods ---------------------------------------------------------------------------------------------------------
 

@@ -103,6 +103,8 @@ class Follower:
     on_list: Callable[[Sequence[Object]], None]
     on_event: Callable[[str, Object], None]
     rng: random.Random
+    needed: bool = True
+    """Failing to follow it is worth a warning each time."""
     failures: int = 0
     """Failed lists and watches so far."""
     fresh: bool = False
@@ -118,7 +120,8 @@ class Follower:
             except ApiFailure as failure:
                 self.failures += 1
                 self.fresh = False
-                log.warning("following %s failed: %s", self.path, failure.detail, extra={"status": failure.status})
+                level = logging.WARNING if self.needed else logging.DEBUG
+                log.log(level, "following %s failed: %s", self.path, failure.detail, extra={"status": failure.status})
             except Exception:
                 self.failures += 1
                 self.fresh = False

@@ -9,8 +9,10 @@ from datetime import datetime
 from typing import Any
 
 from forebay_api import names
+from forebay_api.acceleratorclass import AcceleratorClassSpec
 from forebay_api.durations import parse_duration_s
 from forebay_api.modelservice import ModelServiceSpec, Role
+from forebay_router.discovery.seeds import seeds_of_pools
 from forebay_router.table import ServiceKey, ServiceSpec, Timeouts, WorkerSpec, WorkerState, WorkerUid
 
 
@@ -25,7 +27,7 @@ def service_key(item: Mapping[str, Any]) -> ServiceKey:
     return ServiceKey(metadata["namespace"], metadata["name"])
 
 
-def read_service(item: Mapping[str, Any]) -> ServiceSpec:
+def read_service(item: Mapping[str, Any], accelerators: Mapping[str, AcceleratorClassSpec]) -> ServiceSpec:
     """A ModelService; raises ValueError (pydantic's ValidationError) for one that does not fit the schema."""
     spec = ModelServiceSpec.model_validate(item["spec"])
     routing = spec.routing
@@ -41,6 +43,7 @@ def read_service(item: Mapping[str, Any]) -> ServiceSpec:
         ),
         created_s=unix_s(item["metadata"].get("creationTimestamp")),
         pools=tuple((pool.name, pool.role) for pool in spec.pools),
+        seeds=seeds_of_pools(spec, accelerators),
     )
 
 

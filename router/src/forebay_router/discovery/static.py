@@ -141,7 +141,7 @@ class StaticDiscovery:
                 self.table.complete_now()
 
     def _add(self, known: _Known) -> None:
-        assert known.cards is not None  # noqa: S101
+        assert known.cards is not None
         known.generation += 1
         uid = WorkerUid(f"{known.address.url}#{known.generation}")
         key = self._put_service(known.cards)

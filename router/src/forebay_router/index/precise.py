@@ -190,7 +190,7 @@ class PreciseIndex:
         if rank is not None:
             self._clear(rank)
             slot = self.slots.retire(f"{uid}/{number}")
-            assert slot is not None  # noqa: S101 - a rank has a slot
+            assert slot is not None
             self.slots.free(slot)
 
     def drop_worker(self, uid: str) -> None:

@@ -76,6 +76,8 @@ class Request:
     """Prompt tokens found in the prefix cache at the first admission."""
     fetched_tokens: int = 0
     """Prompt tokens loaded from another engine."""
+    lookup_counted: bool = False
+    """The prefix cache is asked at each admission and counted at the first."""
     preemptions: int = 0
     first_scheduled_s: float | None = None
     first_token_s: float | None = None

@@ -111,7 +111,7 @@ class Response:
 
     def _created_tokens(self, generation: Generation) -> int:
         request = generation.request
-        if request.fetched_tokens:
+        if request.fetched_tokens or request.first_scheduled_s is None:
             return 0
         whole = request.prompt_tokens // self.style.block_size * self.style.block_size
         return max(0, whole - request.cached_tokens)
@@ -267,7 +267,10 @@ class StreamedAnswer:
             pending.append(word)
         response.open_choices -= 1
         last = response.open_choices == 0
-        data = self._beginning(generation) + self._chunk(generation, pending, final=True, last=last)
+        never_ran = word is None and generation.request.output_tokens == 0
+        data = self._beginning(generation)
+        if not never_ran:  # a request aborted in the queue ends without a word on why, as in vLLM
+            data += self._chunk(generation, pending, final=True, last=last)
         if not last:
             response.exchange.write(data)
             return

@@ -214,13 +214,13 @@ class Scheduler:
             if tokens is None:
                 break
             self.waiting.pop()
-            if request.first_scheduled_s is None:
-                request.first_scheduled_s = now_s
             if tokens == 0:
                 request.phase = Phase.FETCHING
                 self.fetching[request.request_id] = request
                 step.fetches.append(request)
                 continue
+            if request.first_scheduled_s is None:
+                request.first_scheduled_s = now_s  # a fetch is part of the wait, as it is in vLLM's own histograms
             request.phase = Phase.RUNNING
             self.running.append(request)
             step.work.append((request, tokens))
@@ -264,8 +264,9 @@ class Scheduler:
         return tokens
 
     def _count_lookup(self, request: Request, hit_tokens: int) -> None:
-        if request.preemptions or request.first_scheduled_s is not None:
+        if request.lookup_counted:
             return
+        request.lookup_counted = True
         request.cached_tokens = hit_tokens
         self.counters.prefix_queries += request.total_tokens
         self.counters.prefix_hits += hit_tokens

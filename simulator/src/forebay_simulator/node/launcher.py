@@ -86,7 +86,7 @@ class Launcher:
             self._report(Ready())
             while self._serve_once():
                 pass
-        except OSError:
+        except (BrokenPipeError, ConnectionResetError):
             pass  # the agent is gone
 
     def _serve_once(self) -> bool:
@@ -98,7 +98,7 @@ class Launcher:
                 with suppress(BlockingIOError):
                     os.read(self._wake_reader, _READ_BYTES)
                 self._reap()
-            elif isinstance(key.data, _Child):
+            elif isinstance(key.data, _Child) and key.data.pipe >= 0:  # reaping it may have read it to its end just now
                 self._read_pipe(key.data)
         return True
 

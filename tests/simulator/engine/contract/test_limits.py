@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from itertools import pairwise
 
 import pytest
@@ -62,7 +63,7 @@ def test_an_idle_engine_takes_a_prompt_larger_than_the_backlog_limit(limited):
     assert limited.ask(Ask(FILE, 4, CHAT, body, headers=KEY)).status == 200
 
 
-def _long(engine: EngineProcess, tokens: int = 300) -> threading.Thread:
+def _long(engine: EngineProcess, tokens: int) -> threading.Thread:
     body = {**HI, "max_tokens": tokens, "stream": True, "ignore_eos": True}
     thread = threading.Thread(target=engine.post, args=(CHAT, body), kwargs=KEY)
     thread.start()
@@ -106,20 +107,23 @@ def test_a_waiting_stream_is_kept_alive_by_comments(limited):
     """Status and headers come at once, comments while the request waits, then the answer."""
     if limited.kind == "captured":
         return
-    threads = [_long(limited.engine) for _ in range(2)]
-    limited.engine.eventually("vllm:num_requests_running", 2)
-    begun = time.monotonic()
-    lines, headers_s = [], 0.0
-    with CLIENT.stream("POST", limited.engine.url + CHAT, json={**HI, "stream": True}, headers=KEY) as answer:
-        headers_s = time.monotonic() - begun
-        lines += [line for line in answer.iter_lines() if line]
-    for thread in threads:
-        thread.join()
+    url = limited.engine.url + CHAT
+    occupying = {**HI, "max_tokens": 1800, "stream": True, "ignore_eos": True}
+    with ExitStack() as slots:
+        for _ in range(2):
+            slots.enter_context(CLIENT.stream("POST", url, json=occupying, headers=KEY))
+        limited.engine.eventually("vllm:num_requests_running", 2)
+        begun = time.monotonic()
+        with CLIENT.stream("POST", url, json={**HI, "stream": True}, headers=KEY) as answer:
+            headers_s = time.monotonic() - begun
+            lines = answer.iter_lines()
+            first = next(lines)
+            slots.close()  # both clients leave, and the waiting request runs
+            rest = [line for line in lines if line]
     assert headers_s < 0.5
-    comments = lines.index(next(line for line in lines if line.startswith("data: ")))
-    assert comments >= 1
-    assert set(lines[:comments]) == {": keep-alive"}
-    assert lines[-1] == "data: [DONE]"
+    assert first == ": keep-alive"
+    assert set(rest) - {": keep-alive"} == {line for line in rest if line.startswith("data: ")}
+    assert rest[-1] == "data: [DONE]"
 
 
 # ---- adapters
@@ -288,3 +292,26 @@ def test_aborted_requests_end_with_abort_in_no_counter(engine):
     thread.join(5)
     assert '"finish_reason":"abort"' in lines[-2][1]
     assert engine.metric("vllm:request_success_total", finished_reason="abort") == 0
+
+
+def test_a_request_aborted_in_the_queue_ends_with_200_and_in_a_stream_without_a_reason(start):
+    with start("--max-num-seqs", "1", FOREBAY_SIM_SPEED="1") as engine, ThreadPoolExecutor() as pool:
+        begun, _, thread = _stream(engine, 1500)
+        assert begun.wait(5)
+        waiting = {**HI, "messages": [{"role": "user", "content": words(200)}]}
+        usage = {"stream": True, "stream_options": {"include_usage": True}}
+        asked = [pool.submit(engine.post, CHAT, {**waiting, **more}) for more in ({}, {"stream": True}, usage)]
+        engine.eventually("vllm:num_requests_waiting", 3)
+        assert engine.post("/abort_requests", {}).json() == {"status": "aborted", "aborted": 4}
+        plain, stream, with_usage = (answer.result(10) for answer in asked)
+        thread.join(10)
+    assert [answer.status_code for answer in (plain, stream, with_usage)] == [200, 200, 200]
+    body = plain.json()
+    assert (body["choices"][0]["finish_reason"], body["choices"][0]["message"]["content"]) == ("abort", "")
+    assert body["usage"]["completion_tokens"] == 0
+    assert body["usage"]["prompt_tokens_details"]["created_cache_tokens"] == 0
+    for answer in (stream, with_usage):
+        assert "finish_reason" in answer.text
+        assert '"finish_reason":"' not in answer.text
+        assert answer.text.endswith("data: [DONE]\n\n")
+    assert '"completion_tokens":0' in with_usage.text

@@ -55,7 +55,10 @@ def _live(start, scenario: str, new_after_s: float) -> Shutdown:
     flags = ("--shutdown-timeout", timeout[1]) if timeout else ()
     tokens = 400 if scenario == DRAIN else 1800
     seen = Shutdown()
-    with start(*flags, FOREBAY_SIM_SPEED="1") as engine, ThreadPoolExecutor() as pool:
+    with (
+        start(*flags, FOREBAY_SIM_SPEED="1") as engine,
+        ThreadPoolExecutor() as pool,
+    ):
         begun = threading.Event()
         body = {
             "model": NAME,
@@ -121,7 +124,7 @@ def test_by_default_requests_end_at_once_with_abort_and_status_200(any_start):
     assert seen.plain[1].startswith('{"id":"chatcmpl-')
     assert "Connect" in seen.new
     assert seen.health[-1] != "200"
-    assert 0.2 < seen.gone_s < 1.5
+    assert 0.2 < seen.gone_s < 3
 
 
 def test_in_a_drain_running_requests_complete_and_new_ones_get_500_while_health_is_200(any_start):
@@ -142,7 +145,7 @@ def test_when_a_drain_takes_too_long_requests_end_with_errors(any_start):
         f'{{"error":{{"message":"{ENGINE_ERROR}","type":"InternalServerError","param":null,"code":500}}}}',
     )
     assert seen.new == "500"
-    assert 1.0 < seen.gone_s < 2.5
+    assert 1.0 < seen.gone_s < 4
 
 
 @pytest.mark.parametrize("scenario", [DEFAULT, DRAIN, SHORT])

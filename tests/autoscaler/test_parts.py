@@ -1,0 +1,245 @@
+"""Parts that need no cluster: signals, seeds, policies, objects, the client, history and the control port."""
+
+import math
+from datetime import UTC, datetime
+
+import httpx
+import pytest
+
+from forebay_api.acceleratorclass import AcceleratorClassSpec
+from forebay_api.modelservice import Role
+from forebay_api.objective import Objective
+from forebay_autoscaler.control import build_app
+from forebay_autoscaler.decide import decide
+from forebay_autoscaler.errors import PrometheusError
+from forebay_autoscaler.history import History, Record
+from forebay_autoscaler.loop import Alone, Loop
+from forebay_autoscaler.metrics import Metrics
+from forebay_autoscaler.model import initial_limit, utilisation_in_time, work_per_request_s
+from forebay_autoscaler.objects import counts_of, foreign_writer
+from forebay_autoscaler.observation import PoolSignals, ServiceSignals, Writer
+from forebay_autoscaler.policy import Tuning, policy_of
+from forebay_autoscaler.prometheus import Prometheus, Sample
+from forebay_autoscaler.queries import Signal, build_queries
+from forebay_autoscaler.reading import DataState
+from forebay_autoscaler.seed import Mix, expect, mix_of
+from forebay_autoscaler.signals import Signals, count_within
+from forebay_autoscaler.state import ServiceState
+from tests.autoscaler.manifests import model_service, pool_spec, worker_pool
+from tests.autoscaler.plant import KEY, known, pool_policy, service_policy
+from tests.autoscaler.test_timelines import load_of
+
+OBJECTIVE = Objective(2.0, 0.025, 0.95)
+SERVICE = {"namespace": KEY[0], "model_service": KEY[1]}
+
+
+def sample(value: float, **labels: str) -> Sample:
+    return Sample({**SERVICE, **labels}, value, 1000.0)
+
+
+def test_ages_are_differences_of_prometheus_own_clock():
+    answers = {Signal.ROUTER_SEEN: [sample(988.0)], Signal.ARRIVED: [sample(5.0)], Signal.PENDING: [sample(0.0)]}
+    fresh = Signals(answers, stale_after_s=20).of_service(KEY, OBJECTIVE)
+    assert (fresh.arrived_per_s.state, fresh.arrived_per_s.age_s) == (DataState.VALUE, 12.0)
+    assert fresh.pending.state is DataState.ZERO
+    assert fresh.in_flight.state is DataState.UNKNOWN
+    assert fresh.refused_per_s.state is DataState.ZERO, "no client error yet"
+    stale = Signals(answers, stale_after_s=10).of_service(KEY, OBJECTIVE)
+    assert stale.arrived_per_s.state is DataState.STALE
+    assert stale.refused_per_s.known is None
+
+
+def test_two_series_where_one_is_expected_are_unknown():
+    """C098."""
+    answers = {Signal.ROUTER_SEEN: [sample(999.0)], Signal.ARRIVED: [sample(5.0), sample(7.0)]}
+    assert Signals(answers, stale_after_s=20).of_service(KEY, OBJECTIVE).arrived_per_s.known is None
+
+
+def test_a_series_without_its_labels_belongs_to_nobody():
+    answers = {Signal.ROUTER_SEEN: [sample(999.0)], Signal.ARRIVED: [Sample({"namespace": KEY[0]}, 5.0, 1000.0)]}
+    assert Signals(answers, stale_after_s=20).of_service(KEY, OBJECTIVE).arrived_per_s.known is None
+
+
+def test_a_mean_over_no_request_is_unknown():
+    pool = {"pool": "mixed"}
+    answers = {
+        Signal.WORKERS_SEEN: [sample(999.0, **pool)],
+        Signal.SERVICE_SUM: [sample(0.0, **pool)],
+        Signal.SERVICE_COUNT: [sample(0.0, **pool)],
+    }
+    signals = Signals(answers, stale_after_s=20).of_pool(KEY, "mixed")
+    assert signals.service_time_s.state is DataState.UNKNOWN
+    assert signals.finished_per_s.state is DataState.ZERO
+
+
+@pytest.mark.parametrize(
+    ("buckets", "bound", "expected"),
+    [
+        ([(1, 10), (2, 40), (math.inf, 50)], 2, (50, 40)),
+        ([(1, 10), (2, 40), (math.inf, 50)], 1.5, (50, 25)),
+        ([(1, 10), (2, 40), (math.inf, 50)], 0.5, (50, 5)),
+        ([(1, 10), (2, 40), (math.inf, 50)], 100, (50, 40)),
+        ([(1, 10), (2, 40)], 2, (None, None)),
+        ([], 2, (None, None)),
+        ([(1, math.nan), (math.inf, 5)], 2, (None, None)),
+    ],
+)
+def test_samples_within_a_bound_are_interpolated_and_never_assumed_fast(buckets, bound, expected):
+    assert count_within(buckets, bound) == expected
+
+
+def test_queries_are_bound_to_the_watched_namespaces_and_to_pools():
+    queries = build_queries(Tuning(), attainment_window_s=300, namespaces=["a", "b"])
+    assert set(queries) == set(Signal)
+    assert all('namespace=~"a|b"' in text for text in queries.values())
+    assert all("by (namespace, model_service" in text for text in queries.values())
+    everywhere = build_queries(Tuning(), attainment_window_s=300, namespaces=[])
+    assert all('namespace!=""' in text for text in everywhere.values())
+
+
+def test_the_capacity_model_seeds_a_pool_before_anything_is_measured():
+    accelerators = {"h100-sxm": AcceleratorClassSpec(hardware="h100-sxm")}
+    pools = [pool_spec("prefill", role="Prefill"), pool_spec("decode", role="Decode")]
+    stored = model_service(pools=pools, engine={"args": []})
+    stored["metadata"]["namespace"] = "default"
+    prefill, decode = policy_of(stored, Tuning(), accelerators).pools
+    mix = Mix(prompt=1000, cached=0, output=200)
+    first = expect(prefill.worker, Role.PREFILL, mix, OBJECTIVE, prefill.concurrency_max)
+    assert first.work_s == pytest.approx(0.03, rel=0.5)
+    second = expect(decode.worker, Role.DECODE, mix, OBJECTIVE, decode.concurrency_max)
+    assert 100 < second.limit < 500
+    assert second.work_s == pytest.approx(200 * OBJECTIVE.tpot_s, rel=0.05)
+    assert second.stretch(second.limit) == pytest.approx(1.0)
+    assert second.stretch(1) > 2
+    cached = expect(prefill.worker, Role.PREFILL, Mix(1000, 900, 200), OBJECTIVE, prefill.concurrency_max)
+    assert cached.work_s < first.work_s
+    mixed = expect(decode.worker, Role.MIXED, mix, OBJECTIVE, decode.concurrency_max)
+    assert mixed.limit < second.limit
+    assert expect(decode.worker, Role.DECODE, mix, Objective(2.0, 0.001, 0.95), 256) is None, "faster than memory"
+    assert expect(decode.worker, Role.DECODE, mix, OBJECTIVE, 8).limit == 8
+
+
+def test_a_pool_of_unknown_hardware_or_model_is_sized_by_measurement():
+    stored = model_service(engine={"args": ["--max-num-seqs=32"]})
+    stored["metadata"]["namespace"] = "default"
+    (pool,) = policy_of(stored, Tuning(), {}).pools
+    assert (pool.worker, pool.concurrency_max) == (None, 32)
+    stored["spec"]["model"] = {"name": "own", "source": "/models/own"}
+    (pool,) = policy_of(stored, Tuning(), {"h100-sxm": AcceleratorClassSpec(hardware="h100-sxm")}).pools
+    assert pool.worker is None
+    stored["spec"]["engine"] = {"args": ["--max-num-seqs", "many"]}
+    assert policy_of(stored, Tuning(), {}).pools[0].concurrency_max == 256
+
+
+def test_the_mean_request_needs_enough_requests():
+    signals = ServiceSignals(
+        arrived_per_s=known(10),
+        prompt_tokens_per_s=known(12345),
+        output_tokens_per_s=known(1000),
+        cached_tokens_per_s=known(0),
+    )
+    assert mix_of(signals, window_s=60, samples_min=10) == Mix(1200, 0, 100)
+    assert mix_of(signals, window_s=0.5, samples_min=10) is None
+    assert mix_of(ServiceSignals(), window_s=60, samples_min=10) is None
+
+
+def test_a_prefill_worker_is_one_server_whatever_it_runs_at_once():
+    """At half its capacity a request takes twice its work."""
+    signals = PoolSignals(service_time_s=known(0.2), finished_per_s=known(10))
+    assert work_per_request_s(Role.PREFILL, signals, ready=2) == pytest.approx(0.1)
+    assert work_per_request_s(Role.DECODE, signals, ready=2) == 0.2
+    assert utilisation_in_time(0.1, OBJECTIVE) == pytest.approx(1 - 0.1 * -math.log(0.05) / 2)
+    assert utilisation_in_time(5.0, OBJECTIVE) == 0.4
+    assert initial_limit(pool_policy(role=Role.PREFILL), None, OBJECTIVE, None) == 0.9
+
+
+def owns(manager: str, time: str, field: str = "f:replicas") -> dict:
+    return {"manager": manager, "time": time, "fieldsV1": {"f:spec": {field: {}}}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "writer"),
+    [
+        ([], None),
+        ([owns("forebay-initial-replicas", "1")], None),
+        ([owns("forebay-operator", "3", "f:pool"), owns("forebay-autoscaler", "2")], None),
+        ([owns("forebay-autoscaler", "1"), owns("kubectl", "2")], Writer("kubectl", "2")),
+        ([owns("kubectl-edit", "9", "f:pool"), owns("forebay-autoscaler", "2")], None),
+    ],
+)
+def test_the_last_writer_of_replicas_is_found_in_managed_fields(fields, writer):
+    assert foreign_writer(fields) == writer
+
+
+def test_a_pool_without_status_has_no_ready_worker_and_one_without_room_says_so():
+    pool = worker_pool(replicas=3)
+    assert counts_of(pool).ready == 0
+    pool["status"] = {"ready": 1, "conditions": [{"type": "Ready", "status": "False", "reason": "Unschedulable"}]}
+    assert counts_of(pool).unschedulable
+    assert counts_of(pool).wanted == 3
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "message"),
+    [
+        (503, "<html>gateway</html>", "status 503, and the answer is not Prometheus'"),
+        (200, '{"status":"error","error":"too many samples"}', "too many samples"),
+        (200, '{"status":"success"}', "the answer is not Prometheus'"),
+        (200, "[1,2]", "the answer is not Prometheus'"),
+    ],
+)
+async def test_an_answer_that_is_none_is_an_error(status, body, message):
+    transport = httpx.MockTransport(lambda _: httpx.Response(status, text=body))
+    async with httpx.AsyncClient(transport=transport) as http:
+        with pytest.raises(PrometheusError, match=message):
+            await Prometheus("http://x", http).query("up")
+
+
+async def test_a_value_that_is_no_number_is_no_number():
+    """C098: "abc"."""
+    body = {"status": "success", "data": {"result": [{"metric": {}, "value": [1.0, "abc"]}]}}
+    transport = httpx.MockTransport(lambda _: httpx.Response(200, json=body))
+    async with httpx.AsyncClient(transport=transport) as http:
+        (found,) = await Prometheus("http://x/", http).query("up")
+    assert math.isnan(found.value)
+
+
+def record(at_s: float, rate_per_s: float, state: ServiceState) -> Record:
+    policy, observation = service_policy(), load_of(rate_per_s, wanted=1)
+    decision = decide(policy, state, observation, at_s)
+    return Record(datetime(2026, 1, 1, tzinfo=UTC), True, policy, state, observation, decision)
+
+
+def test_history_keeps_what_was_new_and_the_last_and_no_more_than_it_may():
+    history, state = History(5), ServiceState()
+    for second in range(20):
+        made = record(float(second), 20 if second == 3 else 2, state)
+        state = made.decision.state
+        history.add([made])
+    found = list(history.select(namespace=None, model_service=None, limit=100))
+    assert found[0]["decision"]["at_s"] == 19
+    assert 3.0 in [one["decision"]["at_s"] for one in found]
+    assert len(found) <= 6
+    assert list(history.select(namespace="other", model_service=None, limit=100)) == []
+    assert len(list(history.select(namespace=KEY[0], model_service=KEY[1], limit=1))) == 1
+
+
+async def test_the_control_port_answers():
+    loop = Loop(None, None, Alone(), Metrics(), History(10), interval_s=10, clock=lambda: 100.0)
+    loop.history.add([record(1.0, 20, ServiceState())])
+    transport = httpx.ASGITransport(app=build_app(loop))
+    async with httpx.AsyncClient(transport=transport, base_url="http://x") as http:
+        assert (await http.get("/healthz")).status_code == 200
+        assert (await http.get("/readyz")).status_code == 503
+        loop.cycled_s = 70.0
+        assert (await http.get("/readyz")).status_code == 200
+        loop.cycled_s = 0.0
+        assert (await http.get("/readyz")).status_code == 503
+        text = (await http.get("/metrics")).text
+        assert "forebay_autoscaler_leader" in text
+        assert 'forebay_autoscaler_cycles_total{outcome="failed"} 0.0' in text
+        (found,) = (await http.get("/decisions")).json()
+        assert found["decision"]["pools"][0]["action"] == "grow"
+        assert found["observation"]["signals"]["arrived_per_s"] == {"state": "value", "number": 20.0, "age_s": 1.0}
+        assert (await http.get("/decisions?model_service=other")).json() == []
+        assert (await http.get("/decisions?limit=0")).status_code == 422
