@@ -1,5 +1,7 @@
 """The chart on clusters of its own: for given namespaces only, and uninstalled without a trace."""
 
+import contextlib
+
 import psutil
 import pytest
 
@@ -11,20 +13,13 @@ from tests.support.eventually import always, eventually
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
 
-def processes_below(folder: str) -> list[str]:
-    """Command lines of processes of Forebay's components that belong to the cluster in a folder."""
-    found = []
-    for process in psutil.process_iter(["cmdline"]):
-        line = " ".join(process.info["cmdline"] or ())
-        if (
-            any(f"forebay_{one}" in line for one in ("operator", "router", "autoscaler"))
-            or "forebay_simulator.engine" in line
-        ):
-            try:
-                if folder in process.environ().get("FOREBAY_NODE_DATA", ""):
-                    found.append(line)
-            except (psutil.Error, OSError):
-                continue
+def programs_of(cluster: Cluster) -> set[str]:
+    """Forebay's programs that run on a cluster, workers included; every process of a cluster is below its supervisor."""
+    names = {f"forebay_{one}" for one in ("operator", "router", "autoscaler")} | {"forebay_simulator.engine"}
+    found = set()
+    for process in psutil.Process(cluster.supervisor_pid()).children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            found |= names & set(process.cmdline())
     return found
 
 
@@ -40,6 +35,7 @@ def test_a_namespaced_install_serves_its_namespace_only_and_uninstalls_cleanly()
         for namespace in ("team-a", "team-b"):
             system.apply_object(model_service("llama", f"llama-{namespace}"), namespace=namespace)
         system.wait_ready("llama", namespace="team-a")
+        assert len(programs_of(cluster)) == 4, "all run, and are seen here"
         always(
             lambda: system.get("pods", namespace="team-b")["items"],
             lambda pods: pods == [],
@@ -68,4 +64,4 @@ def test_a_namespaced_install_serves_its_namespace_only_and_uninstalls_cleanly()
             f"customresourcedefinition.apiextensions.k8s.io/{one}.forebay.dev"
             for one in ("acceleratorclasses", "modelservices", "workerpools")
         ]
-        assert processes_below(str(cluster.data)) == []
+        assert programs_of(cluster) == set()

@@ -131,6 +131,31 @@ async def test_pipelined_requests_are_answered_in_order():
         await client.close()
 
 
+async def test_requests_that_come_behind_a_running_one_are_answered_one_at_a_time():
+    running, most = 0, 0
+
+    async def script(asked, wire):
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0.1)
+        running -= 1
+        await wire.json(completion(str(asked.json["seed"])))
+
+    async with workers(script) as [worker], routed(worker) as router:
+        client = await router.connect()
+        for number in range(4):
+            await client.send(request_bytes(chat(seed=number)))
+            await asyncio.sleep(0.06)
+        for number in range(4):
+            assert (await client.read()).json == completion(str(number))
+        assert most == 1
+        connections = router.process.router.connections
+        await until(lambda: connections.busy == 0, "no request is counted as running")
+        assert len(connections.tasks) == 1
+        await client.close()
+
+
 async def test_bytes_behind_a_running_request_are_bounded_and_nothing_is_lost():
     gate = asyncio.Event()
 

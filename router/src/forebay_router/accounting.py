@@ -80,15 +80,16 @@ def account(record: Record, stats: ServiceStats, objective: Objective) -> Verdic
     stats.duration.observe(record.ended_s - record.arrived_s)
     if record.reason is not None:
         stats.failures[record.reason] += 1
-    ttft_s, tpot_s = record.ttft_s, record.tpot_s
-    if ttft_s is not None:
-        stats.ttft.observe(ttft_s)
-    if tpot_s is not None:
-        stats.tpot.observe(tpot_s)
-    if record.usage is not None:
-        stats.prompt_tokens += record.usage.prompt_tokens
-        stats.output_tokens += record.usage.output_tokens
-        stats.cached_tokens += record.usage.cached_tokens or 0
+    if record.first_content_s is not None:
+        stats.ttft.observe(record.first_content_s - record.arrived_s)
+        tpot_s = record.tpot_s
+        if tpot_s is not None:
+            stats.tpot.observe(tpot_s)
+    usage = record.usage
+    if usage is not None:
+        stats.prompt_tokens += usage.prompt_tokens
+        stats.output_tokens += usage.output_tokens
+        stats.cached_tokens += usage.cached_tokens or 0
     verdict = verdict_of(record, objective)
     if verdict is not None:
         stats.verdicts[verdict] += 1

@@ -15,6 +15,7 @@ task switch.
 """
 
 import asyncio
+import math
 import re
 import time
 from collections.abc import Callable
@@ -40,60 +41,41 @@ class Passing(Enum):
 
 
 class Answer:
-    """What one worker says to one attempt."""
+    """What one worker says to one attempt.
 
-    __slots__ = (
-        "_buffer",
-        "_buffered_bytes",
-        "_detach",
-        "chunk_sink",
-        "closed",
-        "complete",
-        "fields",
-        "first_byte_deadline_s",
-        "headers",
-        "idle_limit_s",
-        "last_byte_s",
-        "length",
-        "opened",
-        "passing",
-        "paused",
-        "scanner",
-        "sink",
-        "status",
-        "total_deadline_s",
-        "whole_max_bytes",
-    )
+    Defaults stand in the class, since most answers need few of them.
+    """
+
+    status = 0
+    length: int | None = None
+    """Content-Length, where there is one."""
+    passing = Passing.PIECES
+    complete = False
+    sink: Callable[[bytes], None] | None = None
+    """Takes each part as it comes, once the relay has set it."""
+    chunk_sink: Callable[[bytes], None] | None = None
+    """Takes whole chunks with their framing, when the client's answer is chunked too."""
+    paused = False
+    """The client does not keep up: silence is not the worker's."""
+    first_byte_deadline_s = math.inf
+    total_deadline_s = math.inf
+    idle_limit_s = math.inf
+    whole_max_bytes = WHOLE_MAX_BYTES
+    _buffered_bytes = 0
+    _detach: Callable[[], None] | None = None
 
     def __init__(self, loop: asyncio.AbstractEventLoop, *, now_s: float, scanner: EventScanner | None) -> None:
         self.opened: asyncio.Future[None] = loop.create_future()
         """Done when the first part may be passed on; raises WorkerFailure."""
         self.closed: asyncio.Future[None] = loop.create_future()
         """Done when the answer has come to its end; raises WorkerFailure."""
-        self.status = 0
         self.headers: Headers = []
         self.fields: dict[bytes, bytes] = {}
         """Headers by name."""
-        self.length: int | None = None
-        """Content-Length, where there is one."""
-        self.passing = Passing.PIECES
-        self.complete = False
         self.scanner = scanner
         """Reads the event stream; taken away when the answer is none."""
-        self.sink: Callable[[bytes], None] | None = None
-        """Takes each part as it comes, once the relay has set it."""
-        self.chunk_sink: Callable[[bytes], None] | None = None
-        """Takes whole chunks with their framing, when the client's answer is chunked too."""
-        self.paused = False
-        """The client does not keep up: silence is not the worker's."""
         self.last_byte_s = now_s
-        self.first_byte_deadline_s = now_s
-        self.total_deadline_s = now_s
-        self.idle_limit_s = 0.0
-        self.whole_max_bytes = WHOLE_MAX_BYTES
         self._buffer: list[bytes] = []
-        self._buffered_bytes = 0
-        self._detach: Callable[[], None] | None = None
 
     def collect_whole(self) -> None:
         """Open only when complete, whatever the size and type."""

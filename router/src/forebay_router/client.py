@@ -190,6 +190,8 @@ class ClientConnection(asyncio.Protocol):
             if not self._wake.done():
                 self._wake.set_result(None)
             return
+        if self._task is not None:
+            return  # it has just answered a request and goes on with this one
         loop = asyncio.get_running_loop()
         self._task = task = loop.create_task(self._serve(loop))
         self._shared.tasks.add(task)
@@ -296,7 +298,10 @@ class ClientConnection(asyncio.Protocol):
         """Write a complete answer; the body is left out for HEAD."""
         connection = self._connection_line(request, known_end=True)
         shown = b"" if request.method == b"HEAD" else body
-        self.write(b"%b%bcontent-length: %d\r\n%b\r\n%b" % (_status_line(status), lines, len(body), connection, shown))
+        if self.transport is not None:
+            self.transport.write(
+                b"%b%bcontent-length: %d\r\n%b\r\n%b" % (_status_line(status), lines, len(body), connection, shown)
+            )
 
     def write(self, block: bytes) -> None:
         """Write a part of a body as it is."""

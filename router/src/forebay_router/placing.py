@@ -106,14 +106,11 @@ class Placing:
 
     async def find_service(self, model: str | None, headers: Mapping[bytes, bytes]) -> Service:
         """The service that a request is for; raises RequestRefused. Waits while not all workers are known yet."""
-        service = self._service(model, headers)
-        if service is not None:
-            return service
+        service = None
         try:
             async with asyncio.timeout(self.hold_s):
-                while service is None and not self.table.complete:
+                while (service := self.known_service(model, headers)) is None and not self.table.complete:
                     await self._table_change()
-                    service = self._service(model, headers)
         except TimeoutError as error:
             raise errors.no_worker(model or "", retry_after_s=max(1, round(self.hold_s / 2))) from error
         if service is not None:
@@ -132,7 +129,8 @@ class Placing:
         finally:
             self._unknown.discard(future)
 
-    def _service(self, model: str | None, headers: Mapping[bytes, bytes]) -> Service | None:
+    def known_service(self, model: str | None, headers: Mapping[bytes, bytes]) -> Service | None:
+        """The service that a request is for, if it is known now."""
         table = self.table
         named = headers.get(SERVICE_HEADER)
         if named is not None:
@@ -145,17 +143,21 @@ class Placing:
 
     # -- places -------------------------------------------------------------------------------------------------------
 
-    async def place(self, service: Service, parsed: ParsedRequest, tried: frozenset[str]) -> Place:
-        """Leases for one attempt; raises RequestRefused when there is no worker within the hold time."""
+    def place_now(self, service: Service, parsed: ParsedRequest, tried: frozenset[str]) -> Place | None:
+        """Leases for one attempt, if there is a worker for it and nobody waits for one."""
         look_up = self._look_up(service, parsed)
         if look_up is not None and not tried:
             self.index.arrived(str(service.spec.key), look_up)
+        if self.pending.queues and self.pending.waiting(service.spec.key):
+            return None
+        demand = self._demand(service, parsed, tried, look_up)
+        return self._take(service, demand, look_up, visible=parsed.stream)
+
+    async def place(self, service: Service, parsed: ParsedRequest, tried: frozenset[str]) -> Place:
+        """Leases for one attempt; raises RequestRefused when there is no worker within the hold time."""
+        look_up = self._look_up(service, parsed)
         demand = self._demand(service, parsed, tried, look_up)
         visible = parsed.stream
-        if not self.pending.waiting(service.spec.key):
-            place = self._take(service, demand, look_up, visible=visible)
-            if place is not None:
-                return place
         return await self.pending.wait(
             service,
             lambda: self._take(service, demand, look_up, visible=visible),

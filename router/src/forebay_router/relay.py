@@ -15,6 +15,7 @@ beginning twice.
 import asyncio
 import logging
 import time
+from collections.abc import Coroutine
 from dataclasses import dataclass
 
 from forebay_api.objective import Objective, Outcome
@@ -61,32 +62,39 @@ class Tools:
     """Answer `x-forebay-explain: 1` with a header that tells the choice."""
 
 
-@dataclass(slots=True)
 class Exchange:
     """One request and its answer."""
 
-    tools: Tools
-    endpoint: Endpoint
-    received: Received
-    request_id: bytes
-    reply: Reply
-    record: Record
     service: Service | None = None
     parsed: ParsedRequest | None = None
-    strip_usage: bool = False
+    strip_usage = False
     tried: frozenset[str] = frozenset()
     """Workers that failed on this request."""
+    asked: Worker | None = None
+    """The worker asked last."""
     cached_tokens: int | None = None
     """Prompt tokens that the prefill worker had cached, where there was one."""
     forwarded: bytes | None = None
+    """Header lines for the workers."""
     place: Place | None = None
     """Of the last attempt."""
+
+    def __init__(self, tools: Tools, endpoint: Endpoint, received: Received, request_id: bytes, reply: Reply) -> None:
+        self.tools = tools
+        self.endpoint = endpoint
+        self.received = received
+        self.request_id = request_id
+        self.reply = reply
+        self.record = Record(received.received_s, judged=endpoint.judged)
 
     async def run(self) -> None:
         """Serve the request; returns when its answer has been written or cannot be."""
         try:
             parsed = self._read()
-            service = await self.tools.placing.find_service(parsed.model, self.received.fields)
+            placing, fields = self.tools.placing, self.received.fields
+            service = placing.known_service(parsed.model, fields)
+            if service is None:
+                service = await placing.find_service(parsed.model, fields)
             self._enter(service)
             await self._attempts(service, parsed)
         except RequestRefused as refused:
@@ -120,11 +128,15 @@ class Exchange:
         """Try workers until one answers."""
         placing = self.tools.placing
         for attempt in range(1, self.tools.attempts_max + 1):
-            with await placing.place(service, parsed, self.tried) as place:
+            place = placing.place_now(service, parsed, self.tried)
+            if place is None:
+                place = await placing.place(service, parsed, self.tried)
+            with place:
                 self._note_attempt(attempt, place)
                 try:
                     await self._ask(place, service, parsed)
                 except WorkerFailure as failure:
+                    self._note_failed_worker(failure)
                     if attempt == self.tools.attempts_max or not self._may_retry(failure, service, parsed):
                         self._fail(failure)
                         return
@@ -141,6 +153,13 @@ class Exchange:
         record.pools = place.pools
         record.worker = place.lease.worker.spec.name
         record.prefill_worker = place.prefill.worker.spec.name if place.prefill else None
+
+    def _note_failed_worker(self, failure: WorkerFailure) -> None:
+        """The worker asked last is not asked again; one that cannot be reached is left alone by everybody for a while."""
+        assert self.asked is not None
+        self.tried |= {self.asked.spec.uid}
+        if failure.reason is FailureReason.CONNECT:
+            self.tools.placing.unreachable(self.asked)
 
     def _may_retry(self, failure: WorkerFailure, service: Service, parsed: ParsedRequest) -> bool:
         """Nothing has reached the client, and another worker can take the request.
@@ -212,13 +231,13 @@ class Exchange:
         if not answer.complete:
             answer.abandon()
 
-    async def _send(self, worker: Worker, body: bytes, answer: Answer) -> UpstreamConnection:
-        """Send the request to a worker and wait until its answer opens; a worker that fails is not asked again."""
+    def _send(self, worker: Worker, body: bytes, answer: Answer) -> Coroutine[None, None, UpstreamConnection]:
+        """Send the request to a worker; what is returned waits until its answer opens, or raises WorkerFailure."""
+        self.asked = worker
         if self.forwarded is None:
-            self.forwarded = b"%bx-request-id: %b\r\n" % (
-                forwarded_lines(self.received.headers, self.received.fields),
-                self.request_id,
-            )
+            received = self.received
+            lines = forwarded_lines(received.headers, received.fields)
+            self.forwarded = b"%bx-request-id: %b\r\n" % (lines, self.request_id)
         head = b"POST %b HTTP/1.1\r\n%b%bcontent-length: %d\r\n\r\n" % (
             self.received.target,
             worker.peer.host_line,
@@ -226,34 +245,22 @@ class Exchange:
             len(body),
         )
         request = [head + body] if len(body) <= JOINED_MAX_BYTES else [head, body]
-        try:
-            connection = await self.tools.upstreams.send(worker.peer, request, answer)
-        except WorkerFailure as failure:
-            self.tried |= {worker.spec.uid}
-            if failure.reason is FailureReason.CONNECT:
-                self.tools.placing.unreachable(worker)
-            raise
-        worker.strikes = 0
-        return connection
+        return self.tools.upstreams.send(worker.peer, request, answer)
 
     def _check_opening(self, answer: Answer, worker: Worker) -> None:
         """Raise WorkerFailure when the opened answer is a failure that another worker may do better."""
+        worker.strikes = 0
         if answer.status in _RETRIED_STATUSES and answer.complete:
-            self.tried |= {worker.spec.uid}
             raise WorkerFailure(FailureReason.WORKER_ERROR, f"the worker answered {answer.status}", answer)
         scanner = answer.scanner
         if scanner is None or scanner.first_content_s is not None or self.reply.content_begun:
             return
-        failure = None
         if scanner.aborted:
-            failure = WorkerFailure(FailureReason.ABORTED, "the engine aborted the request")
-        elif scanner.error is not None and not scanner.client_error:
-            failure = WorkerFailure(FailureReason.WORKER_ERROR, scanner.error)
-        elif answer.complete and not scanner.complete and scanner.error is None:
-            failure = WorkerFailure(FailureReason.CUT_OFF, "the stream ended before it began")
-        if failure is not None:
-            self.tried |= {worker.spec.uid}
-            raise failure
+            raise WorkerFailure(FailureReason.ABORTED, "the engine aborted the request")
+        if scanner.error is not None and not scanner.client_error:
+            raise WorkerFailure(FailureReason.WORKER_ERROR, scanner.error)
+        if answer.complete and not scanner.complete and scanner.error is None:
+            raise WorkerFailure(FailureReason.CUT_OFF, "the stream ended before it began")
 
     # -- passing on ---------------------------------------------------------------------------------------------------
 

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from urllib.parse import unquote_to_bytes
 
 from forebay_router import errors
-from forebay_router.accounting import Record
 from forebay_router.client import ClientConnection, ClientConnections
 from forebay_router.endpoints import ENDPOINTS, HEALTH_PATHS, MODELS_PATH
 from forebay_router.headers import request_id
@@ -70,9 +69,8 @@ class Router:
             lines += self.cors.lines(received)
         endpoint = ENDPOINTS.get(received.path)
         if endpoint is not None and received.method == b"POST" and received.refused is None:
-            record = Record(received.received_s, judged=endpoint.judged)
             reply = Reply(client, received, endpoint.shape, lines)
-            return Exchange(self.tools, endpoint, received, identity, reply, record).run()
+            return Exchange(self.tools, endpoint, received, identity, reply).run()
         try:
             self._answer(received, client, lines)
         except errors.RequestRefused as refused:

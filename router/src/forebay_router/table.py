@@ -193,7 +193,7 @@ class Lease:
 
     def prefilled(self) -> None:
         """The first token came: its prompt is no longer work to do."""
-        load = self.worker.load
+        load = self.worker.candidate.load
         load.backlog.computed(self.number, self._table.clock())
         load.prompt_tokens -= self.prompt_tokens
         self.prompt_tokens = 0

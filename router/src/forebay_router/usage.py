@@ -1,5 +1,6 @@
 """Token counts as engines tell them."""
 
+import re
 from typing import Any, NamedTuple
 
 import orjson
@@ -77,8 +78,19 @@ class Facts(NamedTuple):
     """The engine stopped before the answer was complete."""
 
 
+_VLLM_USAGE = re.compile(
+    rb'"usage":\{"prompt_tokens":(\d{1,12}),"total_tokens":\d{1,12},"completion_tokens":(\d{1,12}),'
+    rb'"prompt_tokens_details":(?:null|\{"cached_tokens":(\d{1,12})[,}])'
+).search
+"""How vLLM writes it: found without parsing the answer. A quote within text is escaped, so text cannot look like this."""
+
+
 def read_facts(body: bytes) -> Facts:
     """Usage and the abort mark of a JSON answer that is complete."""
+    found = None if b'"abort"' in body else _VLLM_USAGE(body)
+    if found is not None:
+        prompt, output, cached = found.groups()
+        return Facts(Usage(int(prompt), int(output), None if cached is None else int(cached)), aborted=False)
     if len(body) > WHOLE_PARSE_MAX_BYTES:
         return Facts(_usage_near_end(body), _aborted_near_end(body))
     try:

@@ -17,6 +17,7 @@ import pytest
 
 from .process import CLIENT, EngineProcess, free_port, running
 
+LEASE = '{"kv_connector":"NixlConnector","kv_role":"kv_both","kv_connector_extra_config":{"kv_lease_duration":%s}}'
 LONG = {"max_tokens": 400, "ignore_eos": True}
 
 
@@ -186,6 +187,9 @@ def test_a_port_that_is_taken_is_a_clear_error():
         (["--gpu-memory-utilization", "1.5"], 2, "must be above 0 and at most 1"),
         (["--kv-transfer-config", "{"], 2, "cannot be converted"),
         (["--kv-transfer-config", '{"kv_connector":"NixlConnector"}'], 2, "kv_role must be one of"),
+        (["--kv-transfer-config", LEASE % "-1"], 2, "kv_lease_duration: must be a number of seconds"),
+        (["--kv-events-config", '{"buffer_steps":"x"}'], 2, "Expected `int`, got `str`"),
+        (["--kv-events-config", '{"topic":7}'], 2, "Expected `str`, got `int` - at `$.topic`"),
         (["--scheduling-policy", "lifo"], 2, "invalid choice: 'lifo'"),
         (["--max-model-len", "200000"], 1, "is greater than the derived max_model_len"),
         (
@@ -208,3 +212,25 @@ def test_wrong_values_are_refused_with_the_flag_and_the_reason(flags, status, te
         check=False,
     )
     assert (ended.returncode, text in ended.stderr) == (status, True), ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        (b"{garbage", "Expecting property name"),
+        (b"\xff\xfe\x00", "can't decode byte 0xff"),
+        (b"[1]", "a JSON object is needed"),
+        (b'{"model_type":"rwkv"}', "'rwkv' is not a supported architecture"),
+        (b'{"model_type":"llama","hidden_size":-1}', "hidden_size: -1 is not a count"),
+    ],
+)
+def test_a_config_json_that_makes_no_sense_is_refused_with_the_reason(tmp_path, content, text):
+    (tmp_path / "config.json").write_bytes(content)
+    ended = subprocess.run(
+        [sys.executable, "-m", "forebay_simulator.engine", "serve", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=10,
+        check=False,
+    )
+    assert (ended.returncode, text in ended.stderr, "Traceback" in ended.stderr) == (1, True, False), ended.stderr

@@ -268,11 +268,29 @@ def test_after_a_failed_fetch_the_prompt_is_computed():
     assert request.fetched_tokens == 0
 
 
-def test_a_fetching_request_can_be_aborted():
+@pytest.mark.parametrize("caching", [False, True])
+def test_a_fetched_request_runs_before_a_preempted_one_that_lacks_the_blocks_it_holds(caching):
+    scheduler = a_scheduler(usable_blocks=4, prefix_caching=caching)
+    running, fetched = a_request(31, 20), a_request(32, 3, remote_prefill=True)
+    scheduler.add(running)
+    run_step(scheduler)
+    scheduler.add(fetched)
+    run_step(scheduler)
+    scheduler.remote_kv_arrived(fetched)
+    assert run_step(scheduler)[0] == [(fetched.request_id, 1)]
+    assert (running.phase, running.preemptions, scheduler.queued) == (Phase.WAITING, 1, 1)
+    run_to_end(scheduler)
+    assert (running.output_tokens, fetched.output_tokens) == (20, 3)
+
+
+@pytest.mark.parametrize("arrived", [False, True])
+def test_a_fetching_request_can_be_aborted(arrived):
     scheduler = a_scheduler()
     request = a_request(40, 5, remote_prefill=True)
     scheduler.add(request)
     scheduler.schedule(0.0)
+    if arrived:
+        scheduler.remote_kv_arrived(request)
     scheduler.finish(request, FinishReason.ABORT, 0.0)
     assert (scheduler.unfinished, scheduler.usage) == (0, 0.0)
 
@@ -319,7 +337,8 @@ REQUESTS = st.lists(
             "output": st.integers(1, 40),
             "priority": st.integers(0, 2),
             "shared_blocks": st.integers(0, 4),
-            "remote": st.booleans(),
+            "fetch_steps": st.none() | st.integers(0, 6),
+            "fetch_fails": st.booleans(),
         }
     ),
     min_size=1,
@@ -343,17 +362,13 @@ def test_whatever_comes_every_request_ends_and_every_block_is_free_again(
         usable_blocks=blocks, max_batched_tokens=budget, max_sequences=6, policy=policy, prefix_caching=caching
     )
     requests = []
+    left = {}
     for number, spec in enumerate(specs):
         identity = Blocks(own=f"o{number}", shared="s", shared_blocks=spec["shared_blocks"])
-        requests.append(
-            a_request(
-                spec["prompt"],
-                spec["output"],
-                priority=spec["priority"],
-                blocks=identity,
-                remote_prefill=spec["remote"],
-            )
-        )
+        remote = spec["fetch_steps"] is not None
+        fields = {"priority": spec["priority"], "blocks": identity, "remote_prefill": remote}
+        requests.append(a_request(spec["prompt"], spec["output"], **fields))
+        left[requests[-1].request_id] = (spec["fetch_steps"], spec["fetch_fails"])
         scheduler.add(requests[-1])
     for number in range(5_000):
         step = scheduler.schedule(number * 1.0)
@@ -364,8 +379,10 @@ def test_whatever_comes_every_request_ends_and_every_block_is_free_again(
         if number in aborts and number < len(requests):
             scheduler.finish(requests[number], FinishReason.ABORT, number)
         for request in list(scheduler.fetching.values()):
-            arrived = len(request.request_id) % 2
-            (scheduler.remote_kv_arrived if arrived else scheduler.remote_kv_failed)(request)
+            steps, fails = left[request.request_id]
+            left[request.request_id] = (steps - 1, fails)
+            if steps <= 0:
+                (scheduler.remote_kv_failed if fails else scheduler.remote_kv_arrived)(request)
         scheduler.complete(step, number + 0.5)
         if not scheduler.unfinished:
             break

@@ -8,7 +8,9 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
+import msgspec
 import pytest
+import zmq
 
 from .process import CLIENT, EngineProcess, free_port, running
 
@@ -121,6 +123,47 @@ def test_stale_params_are_answered_from_wrong_content_which_stays_in_the_cache()
         assert again["choices"][0]["message"]["content"] == wrong
         assert again["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
         prefill.eventually("vllm:nixl_num_notifications_after_expiry_total", 1, timeout_s=2)
+
+
+def test_a_stale_fetch_leaves_what_was_cached_before_right():
+    small = ("--num-gpu-blocks-override", "260")
+    with (
+        _engine(*_flags("kv_producer", lease_s=0.3), *small) as prefill,
+        _engine(*_flags("kv_consumer")) as decode,
+    ):
+        right = decode.chat(PROMPT, max_tokens=12).json()["choices"][0]["message"]["content"]
+        longer = PROMPT + "and so on " * 60
+        params = _prefill(prefill, longer)
+        prefill.eventually("vllm:nixl_num_kv_expired_reqs_total", 1, timeout_s=2)
+        for number in range(5):
+            prefill.chat(f"other {number} " * 600, max_tokens=1)
+        wrong = _decode(decode, params, longer).json()
+        computed = prefill.chat(longer, max_tokens=12).json()
+        assert wrong["choices"][0]["message"]["content"] != computed["choices"][0]["message"]["content"]
+        again = decode.chat(PROMPT, max_tokens=12).json()
+        assert again["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
+        assert again["choices"][0]["message"]["content"] == right
+
+
+def test_a_side_channel_of_another_kind_fails_the_request_and_not_the_engine():
+    with (
+        _engine(*_flags("kv_consumer")) as decode,
+        zmq.Context() as context,
+        context.socket(zmq.ROUTER) as stranger,
+        ThreadPoolExecutor() as pool,
+    ):
+        port = stranger.bind_to_random_port("tcp://127.0.0.1")
+        params = {
+            "do_remote_prefill": True, "remote_block_ids": [[1]], "remote_engine_id": "e", "remote_request_id": "r",
+            "remote_host": "127.0.0.1", "remote_port": port,
+        }  # fmt: skip
+        answer = pool.submit(_decode, decode, params)
+        assert stranger.poll(5000)
+        identity = stranger.recv_multipart()[0]
+        stranger.send_multipart([identity, b"", msgspec.msgpack.encode({"agent_metadata": b"another format"})])
+        assert answer.result(10).status_code == 500
+        assert decode.metric("vllm:nixl_num_failed_transfers_total") == 1
+        assert decode.metric("vllm:kv_cache_usage_perc") == 0
 
 
 def test_params_used_twice_are_right_while_the_blocks_keep_their_content():

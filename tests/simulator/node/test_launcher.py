@@ -234,6 +234,17 @@ async def test_a_cancelled_start_leaves_nothing(machine: Machine):
     assert not running("sleep", "1002")
 
 
+async def test_a_process_that_nobody_waits_for_any_more_is_ended(machine: Machine):
+    identifier, main = await machine.start("exec sleep 1004")
+    waiting = asyncio.create_task(machine.processes.wait(identifier))
+    await asyncio.sleep(0)
+    assert psutil.pid_exists(main)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert not running("sleep", "1004")
+
+
 def launcher_of(main: int) -> int:
     parent = psutil.Process(main).parent()
     assert parent is not None

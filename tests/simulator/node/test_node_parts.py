@@ -129,6 +129,10 @@ class TestAllotments:
             everything = [index for indices in held.values() for index in indices]
             assert len(everything) == len(set(everything)) == 8 - devices.free
 
+    @pytest.mark.parametrize(("written", "gpus"), [("8", 8), ("1k", 1000), (2, 2)])
+    def test_gpus_are_counted_in_any_notation(self, written: str | int, gpus: int):
+        assert parse_pod(pod(container(resources={"limits": {"nvidia.com/gpu": written}}))).gpus == gpus
+
     def test_containers_share_the_pod_s_gpus_without_overlap(self):
         limits = [{"limits": {"nvidia.com/gpu": count}} for count in ("4", "1", "2")]
         described = parse_pod(

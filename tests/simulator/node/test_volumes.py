@@ -159,3 +159,11 @@ class TestPodVolumes:
         assert mounts[2] == Mount(str(tmp_path / "scratch" / "web-0" / "x"), "/data", read_only=False)
         assert (tmp_path / "scratch" / "web-0" / "x").is_dir()
         assert mounts[3].read_only
+
+    @pytest.mark.parametrize("path", ["../../other-pod", "/etc"])
+    async def test_a_path_that_leaves_the_volume_is_refused(self, tmp_path: Path, path: str):
+        self.make(tmp_path)
+        await self.fill(0)
+        described = container(volumeMounts=[{"name": "scratch", "mountPath": "/data", "subPathExpr": "$(WHERE)"}])
+        with pytest.raises(PodConfigError, match=f'volume "scratch" comes to {path}'):
+            self.volumes.mounts(self.pod, described, {"WHERE": path})

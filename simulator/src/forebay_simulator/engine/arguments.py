@@ -13,6 +13,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
+import msgspec
 import orjson
 
 from forebay_simulator.engine.block_hash import DEFAULT_SEED, HashAlgorithm
@@ -317,10 +318,12 @@ def _transfer(
         parser, "kv_load_failure_policy", config.get("kv_load_failure_policy", "fail"), ("fail", "recompute")
     )
     extra = config.get("kv_connector_extra_config") or {}
+    if not isinstance(extra, dict):
+        parser.error("argument --kv-transfer-config: kv_connector_extra_config must be a JSON object")
     try:
-        lease_s = float(extra.get("kv_lease_duration", 30.0))
-    except (TypeError, ValueError):
-        parser.error("argument --kv-transfer-config: kv_connector_extra_config.kv_lease_duration must be a number")
+        lease_s = _factor(str(extra.get("kv_lease_duration", 30.0)))
+    except argparse.ArgumentTypeError as error:
+        parser.error(f"argument --kv-transfer-config: kv_connector_extra_config.kv_lease_duration: {error}")
     return TransferSettings(
         produces=role in ("kv_producer", "kv_both"),
         consumes=role in ("kv_consumer", "kv_both"),
@@ -356,7 +359,11 @@ def _events(
     plain = {key: config[key] for key in known - {"enable_kv_cache_events", "publisher"} if key in config}
     integers = _truth(environment, "VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES", default=True)
     host = environment.get("VLLM_HOST_IP") or None
-    return EventSettings(enabled=enabled, publisher=publisher, integer_hashes=integers, host=host, **plain)
+    found = {"enabled": enabled, "publisher": publisher, "integer_hashes": integers, "host": host, **plain}
+    try:
+        return msgspec.convert(found, EventSettings)
+    except msgspec.ValidationError as error:
+        parser.error(f"argument --kv-events-config: {error}")
 
 
 def _hash_seed(environment: Mapping[str, str]) -> str:

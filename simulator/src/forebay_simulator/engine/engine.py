@@ -62,8 +62,6 @@ class Engine:
         speed = settings.simulation.speed
         self.core = EngineCore(Scheduler(model.scheduler, model.timer), vocabulary, recorder, speed=speed)
         self.adapters = Adapters(settings)
-        self.requests_in_flight = 0
-        """HTTP requests being answered."""
         self.events: EventPublisher | None = None
         if settings.events.enabled and settings.events.publisher == "zmq":
             self.events = EventPublisher(settings.events, self.core.scheduler)

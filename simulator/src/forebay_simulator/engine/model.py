@@ -61,7 +61,7 @@ def read_shape(source: str) -> ModelShape:
         if path.is_file():
             return shape_from_config(json.loads(path.read_text(encoding="utf-8")), name=source)
         return shape_of(source)
-    except (CapacityError, json.JSONDecodeError, OSError) as error:
+    except (CapacityError, ValueError, OSError) as error:  # not JSON, or not even text: ValueError
         raise StartupError(f"cannot read model {source!r}: {error}") from error
 
 

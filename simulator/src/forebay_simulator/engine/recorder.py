@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from itertools import chain
 
 from forebay_simulator.engine.metrics import Metrics
 from forebay_simulator.engine.request import Request
@@ -29,7 +30,7 @@ class Recorder:
         metrics = self.metrics
         fetching = len(scheduler.fetching)
         deferred = fetching + scheduler.adapter_deferred
-        waiting = len(scheduler.waiting) + fetching
+        waiting = scheduler.queued + fetching
         metrics.set("vllm:num_requests_running", len(scheduler.running))
         metrics.set("vllm:num_requests_waiting", waiting)
         metrics.set("vllm:num_requests_waiting_by_reason", max(0, waiting - deferred), "capacity")
@@ -101,7 +102,8 @@ class Recorder:
     def _adapters(self, scheduler: Scheduler) -> None:
         """Stamp the set of adapters in use: the sample with the latest time is the current one."""
         running = dict.fromkeys(request.adapter for request in scheduler.running if request.adapter)
-        waiting = dict.fromkeys(request.adapter for request in scheduler.waiting if request.adapter)
+        queued = chain(scheduler.arrived, scheduler.waiting)
+        waiting = dict.fromkeys(request.adapter for request in queued if request.adapter)
         self.metrics.adapters[",".join(running), ",".join(waiting)] = time.time()
 
     def _observe(self, name: str, value: float) -> None:

@@ -42,7 +42,6 @@ class Router:
         if engine.settings.request_id_headers:
             given = exchange.headers.get(b"x-request-id") or uuid.uuid4().hex.encode()
             exchange.extra_headers += b"x-request-id: %b\r\n" % given
-        engine.requests_in_flight += 1
         try:
             self._dispatch(exchange)
         except ApiError as error:
@@ -53,7 +52,6 @@ class Router:
 
     def observe(self, exchange: Exchange, status: int, seconds: float, sent: int) -> None:
         """Count an ended exchange."""
-        self._engine.requests_in_flight -= 1
         path = exchange.path
         if path in HttpMetrics.UNTRACKED:
             return

@@ -5,8 +5,9 @@ in order of admission: a decode takes one token, a chunked prefill what is left 
 waiting requests are admitted while budget, sequence slots and blocks last; a prefix found in the cache is not computed
 again, except its last token, without which there would be nothing to sample from. When a running request needs a block
 and none is free, the last admitted one (or the least urgent, under the priority policy) is preempted: it loses its
-blocks and waits, at the front, to be computed again. Blocks are registered in the prefix cache when the step that fills
-them is scheduled, so a second request with the same prefix hits them within that step.
+blocks and waits, at the front, to be computed again. Requests whose KV was fetched wait in a queue of their own that is
+served first: they hold blocks, and one behind a request that lacks blocks would wait for ever. Blocks are registered in the
+prefix cache when the step that fills them is scheduled, so a second request with the same prefix hits them in that step.
 
 Nothing here reads a clock or waits. The driver calls `schedule(now)`, lets the step's `duration_s` pass, and calls
 `complete(step, now)`; in between, requests may be added, aborted, or told that their remote KV arrived.
@@ -29,7 +30,7 @@ from forebay_simulator.engine.scheduling import (
     Step,
     StepTimer,
 )
-from forebay_simulator.engine.waiting import Policy, waiting_queue
+from forebay_simulator.engine.waiting import Policy, WaitingQueue, waiting_queue
 
 
 class Scheduler:
@@ -43,6 +44,8 @@ class Scheduler:
             reports_removals=config.records_events,
         )
         self.waiting = waiting_queue(config.policy)
+        self.arrived = waiting_queue(config.policy)
+        """Requests that wait with their prompt's KV in their blocks, fetched from another engine."""
         self.running: list[Request] = []
         self.fetching: dict[str, Request] = {}
         self.held: dict[str, Held] = {}
@@ -58,7 +61,12 @@ class Scheduler:
     @property
     def unfinished(self) -> int:
         """Requests in any phase but finished."""
-        return len(self.waiting) + len(self.running) + len(self.fetching)
+        return self.queued + len(self.running) + len(self.fetching)
+
+    @property
+    def queued(self) -> int:
+        """Requests that wait to be run."""
+        return len(self.waiting) + len(self.arrived)
 
     @property
     def usage(self) -> float:
@@ -110,11 +118,11 @@ class Scheduler:
         """End a request for a reason the scheduler cannot see: a stop string, an abort, a failed fetch."""
         if request.finished:
             return
-        was_waiting = request.phase is Phase.WAITING
+        queue = self._queue_of(request) if request.phase is Phase.WAITING else None
         self.fetching.pop(request.request_id, None)
         self._leave(request, reason, now_s)
-        if was_waiting:
-            self.waiting.discard(request)
+        if queue is not None:
+            queue.discard(request)
         else:
             self._drop_finished()
 
@@ -126,7 +134,7 @@ class Scheduler:
         request.computed_tokens = request.prompt_tokens - 1
         request.remote_prefill = False
         request.phase = Phase.WAITING
-        self.waiting.push_back(request)
+        self.arrived.push(request)
 
     def remote_kv_failed(self, request: Request) -> None:
         """Let a fetching request compute its prompt itself, as if it had just come."""
@@ -203,17 +211,17 @@ class Scheduler:
     def _admit_waiting(self, step: Step, budget: int, now_s: float) -> None:
         passed_over: list[Request] = []
         while budget > 0 and len(self.running) < self.config.max_sequences:
-            request = self.waiting.peek()
+            queue = self.arrived if len(self.arrived) else self.waiting
+            request = queue.peek()
             if request is None:
                 break
             if not self._adapter_fits(request):
-                passed_over.append(self.waiting.pop())
+                passed_over.append(queue.pop())
                 continue
-            fetched = bool(request.block_ids)
-            tokens = self._start(request, budget) if fetched else self._admit(request, budget)
+            tokens = self._start(request, budget) if queue is self.arrived else self._admit(request, budget)
             if tokens is None:
                 break
-            self.waiting.pop()
+            queue.pop()
             if tokens == 0:
                 request.phase = Phase.FETCHING
                 self.fetching[request.request_id] = request
@@ -226,8 +234,12 @@ class Scheduler:
             step.work.append((request, tokens))
             budget -= tokens
         for request in reversed(passed_over):
-            self.waiting.push_back(request)
+            self._queue_of(request).push_back(request)
         self.adapter_deferred = len(passed_over)
+
+    def _queue_of(self, request: Request) -> WaitingQueue:
+        """Where a waiting request waits: only fetched ones hold blocks."""
+        return self.arrived if request.block_ids else self.waiting
 
     def _start(self, request: Request, budget: int) -> int | None:
         tokens = min(request.total_tokens - request.computed_tokens, budget)

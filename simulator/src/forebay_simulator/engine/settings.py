@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Annotated
+
+import msgspec
 
 from forebay_simulator.engine.block_hash import DEFAULT_SEED, HashAlgorithm
 from forebay_simulator.engine.waiting import Policy
 
+Count = Annotated[int, msgspec.Meta(ge=0)]
 VERSION = "0.32.0"
 """The vLLM version whose wire contract is spoken."""
 
@@ -34,9 +38,9 @@ class EventSettings:
     publisher: str = "null"
     endpoint: str = "tcp://*:5557"
     replay_endpoint: str | None = None
-    buffer_steps: int = 10_000
-    hwm: int = 100_000
-    max_queue_size: int = 100_000
+    buffer_steps: Count = 10_000
+    hwm: Count = 100_000
+    max_queue_size: Count = 100_000
     topic: str = ""
     integer_hashes: bool = True
     """VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES."""

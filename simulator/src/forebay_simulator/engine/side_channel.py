@@ -39,10 +39,27 @@ class Read:
     hashes: tuple[bytes, ...]
 
 
+class AgentMetadata(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the connection that stands for UCX is taken."""
+
+    host: str
+    port: int
+
+
+class Handshake(msgspec.Struct, frozen=True, kw_only=True):
+    """What a prefill engine tells a decode engine first."""
+
+    engine_id: str
+    compatibility_hash: str
+    block_size: int
+    tensor: int
+    agent_metadata: AgentMetadata
+
+
 class Producer(Protocol):
     """The engine behind a side channel."""
 
-    def handshake(self, data_host: str, data_port: int) -> dict[str, Any]:
+    def handshake(self, data_host: str, data_port: int) -> Handshake:
         """Return the metadata for a decode engine."""
         ...
 
@@ -125,11 +142,11 @@ class SideChannel:
 class Peer:
     """A prefill engine, seen from a decode engine."""
 
-    def __init__(self, metadata: dict[str, Any], reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.engine_id = str(metadata["engine_id"])
-        self.compatibility_hash = str(metadata["compatibility_hash"])
-        self.block_size = int(metadata["block_size"])
-        self.tensor = int(metadata["tensor"])
+    def __init__(self, answer: Handshake, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.engine_id = answer.engine_id
+        self.compatibility_hash = answer.compatibility_hash
+        self.block_size = answer.block_size
+        self.tensor = answer.tensor
         self._writer = writer
         self._reads: dict[int, asyncio.Future[bool]] = {}
         self._number = 0
@@ -208,9 +225,12 @@ async def shake_hands(host: str, port: int) -> Peer:
         raise PeerLostError(f"side channel {host}:{port} does not speak NIXL's handshake") from error
     finally:
         socket.close()
-    agent = metadata["agent_metadata"]
-    reader, writer = await asyncio.open_connection(agent["host"], agent["port"])
-    return Peer(metadata, reader, writer)
+    try:
+        answer = msgspec.convert(metadata, Handshake)
+    except msgspec.ValidationError as error:
+        raise PeerLostError(f"side channel {host}:{port} is not a simulated engine's: {error}") from error
+    reader, writer = await asyncio.open_connection(answer.agent_metadata.host, answer.agent_metadata.port)
+    return Peer(answer, reader, writer)
 
 
 async def _finished(awaitable: Awaitable[Any]) -> Any:

@@ -27,7 +27,15 @@ from forebay_simulator.engine.generation import Generation, RemotePrefill
 from forebay_simulator.engine.model import ServedModel
 from forebay_simulator.engine.request import Phase, Request
 from forebay_simulator.engine.settings import VERSION, TransferSettings
-from forebay_simulator.engine.side_channel import Peer, PeerLostError, Read, SideChannel, shake_hands
+from forebay_simulator.engine.side_channel import (
+    AgentMetadata,
+    Handshake,
+    Peer,
+    PeerLostError,
+    Read,
+    SideChannel,
+    shake_hands,
+)
 
 CONNECTOR_VERSION = 14
 HANDSHAKE_TIMEOUT_S = 5.0
@@ -143,15 +151,15 @@ class Transfer:
             params["remote_prefill_cached_tokens"] = request.cached_tokens
         return params
 
-    def handshake(self, data_host: str, data_port: int) -> dict[str, Any]:
+    def handshake(self, data_host: str, data_port: int) -> Handshake:
         """Return what a decode engine is told first."""
-        return {
-            "engine_id": self.engine_id,
-            "compatibility_hash": self._compatibility,
-            "block_size": self._model.scheduler.block_size,
-            "tensor": self._model.tensor,
-            "agent_metadata": {"host": data_host, "port": data_port},
-        }
+        return Handshake(
+            engine_id=self.engine_id,
+            compatibility_hash=self._compatibility,
+            block_size=self._model.scheduler.block_size,
+            tensor=self._model.tensor,
+            agent_metadata=AgentMetadata(host=data_host, port=data_port),
+        )
 
     def serve_read(self, read: Read) -> bool:
         """Say whether the blocks read still hold the prompt they were handed over for."""
@@ -266,9 +274,13 @@ class Transfer:
         return None
 
     def _taint(self, generation: Generation) -> None:
-        """Wrong KV was loaded: the answer comes of it, and the blocks stay wrong in the prefix cache."""
-        mark = int.from_bytes(hashlib.sha256(generation.request.request_id.encode()).digest()[:8], "big")
-        for block_id in generation.request.block_ids:
+        """Wrong KV was loaded: the answer comes of it, and the blocks stay wrong in the prefix cache.
+
+        Blocks that were found in this engine's own cache are right, and shared with others.
+        """
+        request = generation.request
+        mark = int.from_bytes(hashlib.sha256(request.request_id.encode()).digest()[:8], "big")
+        for block_id in request.block_ids[request.computed_tokens // self._model.scheduler.block_size :]:
             self._core.scheduler.pool.tainted[block_id] = mark
 
     def _beat(self) -> None:

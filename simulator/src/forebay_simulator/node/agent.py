@@ -24,7 +24,7 @@ from forebay_simulator.node.allotments import AddressPool, Devices
 from forebay_simulator.node.api import Api, Object
 from forebay_simulator.node.container_logs import bound_logs, prune_logs
 from forebay_simulator.node.context import NodeContext, ServiceView
-from forebay_simulator.node.errors import ApiError, SettingsError
+from forebay_simulator.node.errors import ApiError, PodConfigError, SettingsError
 from forebay_simulator.node.events import Note, Recorder
 from forebay_simulator.node.heartbeat import Heartbeat
 from forebay_simulator.node.images import load_table
@@ -122,7 +122,7 @@ class Agent:
                 ]
                 await stop.wait()
                 await self._shut_down(heartbeat, node)
-                for task in background:
+                for task in (*background, *self._running):  # a pod that still runs has had its time
                     task.cancel()
 
     def _clear(self) -> None:
@@ -228,7 +228,11 @@ class Agent:
             if "deletionTimestamp" in raw["metadata"]:
                 node.statuses.remove(parse_pod(raw))
         elif not self._stopping:
-            self._runners[uid] = PodRunner(raw, node)
+            try:
+                self._runners[uid] = PodRunner(raw, node)
+            except (PodConfigError, ValueError):  # the other pods are not to end with it
+                log.exception("pod %s/%s can't be run", raw["metadata"]["namespace"], raw["metadata"]["name"])
+                return
             task = tasks.create_task(self._run_pod(uid, node), name=f"pod {raw['metadata']['name']}")
             self._running.add(task)
             task.add_done_callback(self._running.discard)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from forebay_simulator.node.errors import PodConfigError
+from forebay_simulator.node.quantities import parse_quantity
 
 GPU_RESOURCE = "nvidia.com/gpu"
 _DEFAULT_GRACE_S = 30
@@ -210,7 +211,7 @@ def _parse_container(raw: Mapping[str, Any], kind: ContainerKind, restart: Resta
         probes=probes,
         pre_stop=_parse_handler(hooks["preStop"], raw) if hooks.get("preStop") else None,
         post_start=_parse_handler(hooks["postStart"], raw) if hooks.get("postStart") else None,
-        gpus=int(wanted),
+        gpus=int(parse_quantity(wanted)),
         raw=raw,
     )
 

@@ -116,9 +116,13 @@ class Processes:
         return await self._start(request)
 
     async def wait(self, identifier: int) -> Exit:
-        """Wait until a started process has ended. Once a process."""
+        """Wait until a started process has ended. Once a process; cancelled, it kills the process."""
         try:
             return await asyncio.shield(self._processes[identifier].exited)
+        except asyncio.CancelledError:
+            with suppress(LauncherGoneError):
+                await asyncio.shield(self._end(identifier))
+            raise
         finally:
             self._processes.pop(identifier, None)
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from forebay_simulator.node.api import Api
 from forebay_simulator.node.environment import PodFacts, expand
+from forebay_simulator.node.errors import PodConfigError
 from forebay_simulator.node.launch_protocol import Mount
 from forebay_simulator.node.objects import Token, read_sources, request_token
 from forebay_simulator.node.pods import Pod
@@ -67,14 +68,14 @@ class PodVolumes:
             self._written[name] = files
 
     def mounts(self, pod: Pod, container: Mapping[str, Any], environment: Mapping[str, str]) -> list[Mount]:
-        """How a container's volumes are bound; a missing subPath folder of an emptyDir is made."""
+        """How a container's volumes are bound; a missing subPath folder of an emptyDir is made. Raises PodConfigError."""
         by_name = {volume["name"]: volume for volume in pod.raw["spec"].get("volumes") or []}
         mounts = []
         for declared in container.get("volumeMounts") or []:
             source = self._folder / declared["name"]
             sub_path = declared.get("subPath") or expand(declared.get("subPathExpr", ""), environment)
             if sub_path:
-                source = source / sub_path
+                source = source / _checked(sub_path, declared["name"])
                 if not source.exists():
                     source.mkdir(parents=True)
             from_objects = has_files(by_name[declared["name"]])
@@ -85,6 +86,13 @@ class PodVolumes:
     def remove(self) -> None:
         """Delete every volume."""
         shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _checked(sub_path: str, volume: str) -> str:
+    """A path within the volume; the API server has seen `subPath`, but not what `subPathExpr` comes to."""
+    if sub_path.startswith("/") or ".." in Path(sub_path).parts:
+        raise PodConfigError(f'subPathExpr of volume "{volume}" comes to {sub_path}: give a path within the volume')
+    return sub_path
 
 
 def make_folder(folder: Path) -> None:
