@@ -23,12 +23,11 @@ if [ -z "$uv" ] || [ "$("$uv" --version | cut -d' ' -f2)" != "$UV_VERSION" ]; th
   uv=.tools/bin/uv
   if [ ! -x "$uv" ] || [ "$("$uv" --version | cut -d' ' -f2)" != "$UV_VERSION" ]; then
     step 1 "uv $UV_VERSION into .tools (with $("$python" --version))"
-    if ! "$python" -m venv .tools 2>/tmp/forebay-venv.$$; then
-      cat /tmp/forebay-venv.$$ >&2
+    if ! said=$("$python" -m venv .tools 2>&1); then
+      printf '%s\n' "$said" >&2
       echo "bootstrap: this Python cannot make a virtual environment; on Debian and Ubuntu install python3-venv." >&2
       exit 1
     fi
-    rm -f /tmp/forebay-venv.$$
     .tools/bin/python -m pip install --quiet --disable-pip-version-check "uv==$UV_VERSION"
   fi
 fi

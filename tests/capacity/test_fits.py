@@ -85,6 +85,27 @@ def test_a_mirror_keeps_the_shape_of_the_served_name():
     assert fits(spec, spec.pools[0], AcceleratorClassSpec(hardware="h100-sxm")).verdict is Verdict.FITS
 
 
+def test_a_served_name_alone_never_keeps_a_service_from_starting():
+    """FP8 weights of somebody's repository, served under the original's name, would fit."""
+    spec = ModelServiceSpec.model_validate(
+        {
+            "model": {"name": "llama-3.3-70b", "source": "hf://somebody/Llama-3.3-70B-Instruct-FP8-dynamic"},
+            "engine": {"maxModelLen": 16384},
+            "pools": [{"name": "mixed", "accelerator": "gpu"}],
+        }
+    )
+    fit = fits(spec, spec.pools[0], AcceleratorClassSpec(hardware="h100-sxm"))
+    assert fit.verdict is Verdict.UNKNOWN
+    assert "if it is llama-3.3-70b as published, llama-3.3-70b (BF16) on one h100-sxm does not fit" in fit.message
+
+
+@pytest.mark.parametrize("flag", ["--cpu-offload-gb=80", "--cpu_offload_gb=80", "--kv-cache-memory-bytes=4G"])
+def test_a_flag_that_moves_memory_keeps_the_answer_open(flag: str):
+    fit = ask("hf://meta-llama/Llama-3.1-70B-Instruct", args=[flag])
+    assert fit.verdict is Verdict.UNKNOWN
+    assert fit.message.startswith("not counting what --")
+
+
 @pytest.mark.parametrize(
     ("changes", "text"),
     [

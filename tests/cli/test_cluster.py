@@ -140,6 +140,7 @@ def test_a_session_from_up_to_down(running: None, state: Path):
         ["bash", "-c", f"{exported} kubectl get namespace default -o name"], capture_output=True, text=True, check=True
     )
     assert named.stdout == "namespace/default\n"
+    assert f"export PROMETHEUS_URL=http://127.0.0.1:{programs['prometheus']['port']}\n" in exported
     assert "killed kube-scheduler" in run("cluster", "kill", "kube-scheduler").output
     assert "kube-scheduler is ready" in run("cluster", "start", "kube-scheduler").output
     assert "Cluster local is down" in run("cluster", "down").output

@@ -385,6 +385,15 @@ async def test_cors_on_answers_preflights_and_marks_every_answer():
         assert "access-control-allow-origin" not in reply.headers
 
 
+async def test_worker_has_no_say_in_cors_where_the_router_decides():
+    """Two Access-Control-Allow-Origin headers are none to a browser."""
+    headers = {"Access-Control-Allow-Origin": "*", "Access-Control-Expose-Headers": "x"}
+    script = lambda _asked, wire: wire.json(completion("x"), headers=headers)  # noqa: E731
+    async with workers(script) as [worker], routed(worker, flags=("--cors-origin", "https://ui.example")) as router:
+        reply = await ask(router, chat(), headers={"Origin": "https://ui.example"})
+        assert reply.headers["access-control-allow-origin"] == "https://ui.example"
+
+
 @pytest.mark.parametrize(
     "body",
     [

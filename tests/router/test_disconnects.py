@@ -200,3 +200,28 @@ async def test_slow_client_slows_the_worker_down():
             pass
         assert sent == 2000
         await client.close()
+
+
+async def test_connection_that_was_paused_by_its_last_part_is_not_reused_deaf():
+    """The client stalls just as the answer ends: the worker's connection goes back to the pool able to read."""
+    part = b"z" * 300_000
+
+    async def script(asked, wire):
+        if asked.json.get("max_tokens") == 1:
+            await hello(asked, wire)
+            return
+        await wire.head(200, {"Content-Type": "audio/wav", "Content-Length": str(len(part) * 4)}, chunked=False)
+        for _ in range(4):
+            await wire.raw(part)
+
+    async with workers(script) as [worker], routed(worker) as router:
+        for _ in range(10):
+            client = await router.connect()
+            client.writer.transport.pause_reading()
+            await client.send(request_bytes({"model": MODEL, "input": "x"}, "/v1/audio/speech"))
+            await until(lambda: worker.asked and worker.asked[-1].finished, "all was sent")
+            client.writer.transport.resume_reading()
+            assert len((await client.read()).body) == 4 * len(part)
+            async with asyncio.timeout(5):
+                assert (await ask(router, chat(max_tokens=1))).status == 200
+            await client.close()

@@ -120,7 +120,7 @@ async def test_attempts_are_bounded():
         await worker.stop()
 
 
-@pytest.mark.parametrize("ending", ["reset", "close", "polite"])
+@pytest.mark.parametrize("ending", ["reset", "close", "polite", "within an event"])
 async def test_stream_that_breaks_ends_with_an_error_event(ending):
     """C014, C016: one last well-formed error event, no bare [DONE]; the request is bad."""
 
@@ -134,7 +134,8 @@ async def test_stream_that_breaks_ends_with_an_error_event(ending):
         elif ending == "close":
             wire.close()
         else:
-            await wire.chunk(b'ces":[]}\n\n')
+            if ending == "polite":
+                await wire.chunk(b'ces":[]}\n\n')
             await wire.end_chunks()
 
     async with workers(script, hello) as [first, second], routed(first, second) as router:
@@ -185,6 +186,33 @@ async def test_aborted_stream_gets_an_error_event_before_its_end_marker():
         assert reply.events()[-1] == "[DONE]"
         await router.no_lease_is_left()
         assert (router.verdicts()["bad"], router.stats.failures["aborted"]) == (1, 1)
+
+
+async def test_aborted_stream_without_end_marker_gets_an_error_event():
+    async def script(_asked, wire):
+        await wire.events_head()
+        await wire.event(chat_chunk("par"))
+        await wire.event(chat_chunk("", finish="abort"))
+        await wire.end_chunks()
+
+    async with workers(script) as [worker], routed(worker) as router:
+        reply = await ask(router, chat(stream=True))
+        assert reply.error()["code"] == "aborted"
+        assert reply.body.count(b'"error"') == 1
+
+
+async def test_end_marker_without_its_blank_line_ends_the_stream():
+    async def script(_asked, wire):
+        await wire.events_head()
+        await wire.event(chat_chunk("x"))
+        await wire.chunk(b"data: [DONE]")
+        await wire.end_chunks()
+
+    async with workers(script) as [worker], routed(worker) as router:
+        reply = await ask(router, chat(stream=True))
+        assert reply.body.endswith(b"data: [DONE]")
+        assert reply.error() is None
+        assert router.verdicts()["good"] == 1
 
 
 async def test_aborted_plain_answer_counts_as_failed():

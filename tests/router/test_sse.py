@@ -26,7 +26,7 @@ def run(data: bytes, cuts: list[int], **options) -> tuple[EventScanner, bytes]:
     out = b""
     for second, (start, stop) in enumerate(zip(places, places[1:], strict=False)):
         out += scanner.feed(data[start:stop], float(second))
-    return scanner, out + scanner.rest()
+    return scanner, out + scanner.finish()
 
 
 _EVENTS = st.sampled_from(
@@ -152,7 +152,7 @@ def test_large_event_is_held_in_linear_time_and_let_through_above_the_bound():
         out += scanner.feed(piece, 0.0)
         assert scanner.held_bytes <= HELD_MAX_BYTES
     assert time.process_time() - started_s < 0.5
-    assert out + scanner.rest() == piece * count
+    assert out + scanner._held == piece * count
 
 
 def test_event_fields():

@@ -24,7 +24,11 @@ USED = {
         "/pods": "list watch patch",
         "/events": "get create patch",
     },
-    "router": {"forebay.dev/modelservices": "list watch", "/pods": "list watch"},
+    "router": {
+        "forebay.dev/modelservices": "list watch",
+        "forebay.dev/acceleratorclasses": "list watch",
+        "/pods": "list watch",
+    },
     "autoscaler": {
         "forebay.dev/modelservices": "list",
         "forebay.dev/modelservices/status": "patch",

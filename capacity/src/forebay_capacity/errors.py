@@ -31,8 +31,8 @@ class UnknownNameError(CapacityError):
         names = sorted(known)
         self.name = name
         self.close = get_close_matches(name.lower(), names, n=3, cutoff=0.5)
-        hint = f"did you mean {' or '.join(self.close)}?" if self.close else f"known are {', '.join(names)}"
-        super().__init__(field, f"{name!r} is not known", f"{hint} {alternative}".rstrip())
+        hint = f"did you mean {' or '.join(self.close)}?" if self.close else f"known are {', '.join(names)}."
+        super().__init__(field, f"{name!r} is not known", f"{hint} {alternative}".rstrip(" ."))
 
 
 class UnknownModelError(UnknownNameError):

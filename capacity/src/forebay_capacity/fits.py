@@ -3,7 +3,8 @@
 The engine refuses to start otherwise, after minutes of pulling an image and loading weights. So the operator asks here
 first and reports the answer as the `Fits` condition. Three answers: yes, no (with what would make it fit), and unknown:
 a model whose shape is not known, or engine flags that this model does not understand, must not keep a working service
-from starting.
+from starting. The name that a model is served under is no proof either: quantised weights of a repository that is not known are
+often served under the name of the original. So by that name alone the answer is never no.
 """
 
 from __future__ import annotations
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
 
 TENSOR_SIZES = (1, 2, 4, 8, 16)
 """Tensor parallelism that a spec can ask for."""
+
+MEMORY_FLAGS = frozenset({"--cpu-offload-gb", "--kv-cache-memory-bytes", "--hf-overrides"})
+"""Engine flags by which a model may fit that seems too large."""
 
 
 class Verdict(StrEnum):
@@ -98,7 +102,9 @@ def fits(spec: ModelServiceSpec, pool: Pool, accelerator: AcceleratorClassSpec) 
     except CapacityError as error:
         return Fit(Verdict.UNKNOWN, f"memory was not checked: {error}")
     request_tokens = spec.engine.max_model_len or worker.shape.max_context_tokens
-    return check_worker(worker, request_tokens)
+    fit = check_worker(worker, request_tokens)
+    doubt = _doubt(spec) if fit.verdict is Verdict.TOO_SMALL else None
+    return replace(fit, verdict=Verdict.UNKNOWN, message=f"{doubt}, {fit.message}") if doubt else fit
 
 
 def worker_of_pool(spec: ModelServiceSpec, pool: Pool, accelerator: AcceleratorClassSpec) -> Worker:
@@ -141,6 +147,17 @@ def _shape(source: str, name: str) -> ModelShape:
         return shape_of(source)
     except UnknownModelError:
         return shape_of(name)
+
+
+def _doubt(spec: ModelServiceSpec) -> str | None:
+    """Why a model that seems too large may fit all the same; None when nothing speaks for it."""
+    try:
+        shape_of(spec.model.source)
+    except UnknownModelError:
+        return f"the shape of {spec.model.source} is not known; if it is {spec.model.name} as published"
+    flags = [argument.replace("_", "-").partition("=")[0] for argument in spec.engine.args]
+    found = next((flag for flag in flags if flag in MEMORY_FLAGS), None)
+    return f"not counting what {found} changes" if found else None
 
 
 def engine_utilization(arguments: Sequence[str]) -> float:

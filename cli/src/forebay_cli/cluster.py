@@ -187,12 +187,14 @@ def logs(
 
 @app.command(rich_help_panel=LOOK)
 def env(name: Name = DEFAULT_NAME) -> None:
-    """Print shell lines that point kubectl and helm at a cluster, to be read with [cyan]eval[/]."""
+    """Print shell lines for a cluster (kubectl, helm, PROMETHEUS_URL), to be read with [cyan]eval[/]."""
     cluster = Cluster(name)
     if not cluster.running:
         raise ClusterNotRunningError(name)
     print(f"export KUBECONFIG={shlex.quote(str(cluster.kubeconfig))}")
     print(f'export PATH={shlex.quote(str(cluster.layout.bin))}:"$PATH"')
+    if any(program.name == "prometheus" for program in cluster.programs_status()):
+        print(f"export PROMETHEUS_URL={shlex.quote(cluster.prometheus_url)}")
 
 
 @app.command(rich_help_panel=FAULTS)

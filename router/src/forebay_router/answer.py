@@ -151,7 +151,7 @@ class Answer:
         """The body is complete as HTTP counts it."""
         self.complete = True
         if self.scanner is not None:
-            rest = self.scanner.rest()
+            rest = self.scanner.finish()
             if rest and self.sink is not None:
                 self.sink(rest)
             elif rest:

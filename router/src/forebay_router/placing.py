@@ -227,9 +227,10 @@ class Placing:
         prefill = take(prefiller, prompt_tokens=uncached, output_tokens=1)
         return Place(take(worker, prompt_tokens=0, output_tokens=demand.output_tokens), prefill, choice, trip)
 
-    def learn(self, place: Place, record: Record) -> None:
-        """The request has ended, its last attempt on this place."""
-        learn(place.trip, record, self.index, in_flight=place.lease.worker.load.requests + 1)
+    def learn(self, place: Place | None, record: Record) -> None:
+        """The request has ended, its last attempt on this place; None when there was none."""
+        if place is not None:
+            learn(place.trip, record, self.index, in_flight=place.lease.worker.load.requests + 1)
 
     def unreachable(self, worker: Worker) -> None:
         """A worker refused a connection: leave it alone for a while, longer each time."""

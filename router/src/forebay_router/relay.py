@@ -76,8 +76,7 @@ class Exchange:
     """Prompt tokens that the prefill worker had cached, where there was one."""
     forwarded: bytes | None = None
     """Header lines for the workers."""
-    place: Place | None = None
-    """Of the last attempt."""
+    last_place: Place | None = None
 
     def __init__(self, tools: Tools, endpoint: Endpoint, received: Received, request_id: bytes, reply: Reply) -> None:
         self.tools = tools
@@ -146,7 +145,7 @@ class Exchange:
 
     def _note_attempt(self, attempt: int, place: Place) -> None:
         record = self.record
-        self.place = place
+        self.last_place = place
         if self.received.fields.get(EXPLAIN_HEADER) == b"1" and self.tools.explain:
             self.reply.explanation = explain_line(place.choice, place.trip)
         record.attempts = attempt
@@ -289,13 +288,15 @@ class Exchange:
         """Read from the worker only as fast as the client takes it."""
 
         def pause() -> None:
-            answer.paused = True
-            connection.pause()
+            if not answer.complete:  # else the connection is another request's by now
+                answer.paused = True
+                connection.pause()
 
         def resume() -> None:
-            answer.paused = False
-            answer.last_byte_s = time.monotonic()
-            connection.resume()
+            if not answer.complete:
+                answer.paused = False
+                answer.last_byte_s = time.monotonic()
+                connection.resume()
 
         self.reply.client.watch_flow(pause, resume)
 
@@ -327,7 +328,7 @@ class Exchange:
                 failed = FailureReason.ABORTED
             elif not scanner.complete:
                 failed = FailureReason.CUT_OFF
-        if failed is FailureReason.CUT_OFF:
+        if failed is not None and scanner is not None and not scanner.complete and scanner.error is None:
             self.reply.write(self.reply.error_event(failed))
         self.reply.end()
         if failed is None:
@@ -388,8 +389,7 @@ class Exchange:
         else:
             service.stats.in_flight -= 1
             verdict = account(record, service.stats, service.spec.objective)
-            if self.place is not None:
-                self.tools.placing.learn(self.place, record)
+            self.tools.placing.learn(self.last_place, record)
         if self.tools.access_log.wants(record):
             self.tools.access_log.write(
                 record,

@@ -44,7 +44,7 @@ class Reply:
         self.begun = True
         self.status = answer.status
         self.events = answer.passing is Passing.EVENTS
-        lines = returned_lines(answer.headers, answer.fields) + self.own_lines + self.explanation
+        lines = returned_lines(answer.headers, answer.fields, self.own_lines + self.explanation)
         if self.events:
             lines += b"x-accel-buffering: no\r\n"
             if b"cache-control" not in answer.fields:
@@ -73,7 +73,7 @@ class Reply:
         self.client.whole(
             self.received,
             answer.status,
-            returned_lines(answer.headers, answer.fields) + self.own_lines + self.explanation,
+            returned_lines(answer.headers, answer.fields, self.own_lines + self.explanation),
             body,
         )
 

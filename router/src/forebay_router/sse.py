@@ -317,7 +317,13 @@ class EventScanner:
             return found
         return Usage(found.prompt_tokens, found.output_tokens, self.cached_tokens)
 
-    def rest(self) -> bytes:
-        """The incomplete event that is held at the end of the answer; a stream without a last blank line ends so."""
+    def finish(self) -> bytes:
+        """The stream has ended: what is left of it for the client.
+
+        An end marker without its blank line counts. Anything else that is incomplete is dropped from a stream that lacks its
+        end, since an error event follows, which it would run into.
+        """
         rest, self._held = self._held, b""
-        return rest
+        if rest and event_data(rest) == b"[DONE]":
+            return self._end(rest)
+        return rest if self.complete else b""

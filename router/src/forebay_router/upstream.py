@@ -42,6 +42,7 @@ class UpstreamConnection(asyncio.Protocol):
         "_headers_complete",
         "_kept",
         "_parser",
+        "_paused",
         "_pieces",
         "_register",
         "answer",
@@ -61,6 +62,7 @@ class UpstreamConnection(asyncio.Protocol):
         self.reused = False
         self._parser = httptools.HttpResponseParser(self)
         self._pieces: list[bytes] = []
+        self._paused = False
         self._reset()
 
     def _reset(self) -> None:
@@ -96,12 +98,14 @@ class UpstreamConnection(asyncio.Protocol):
     def pause(self) -> None:
         """Stop reading: the client does not keep up."""
         if self.transport is not None and not self.transport.is_closing():
+            self._paused = True
             self.transport.pause_reading()
 
     def resume(self) -> None:
         """Read again."""
-        if self.transport is not None and not self.transport.is_closing():
+        if self._paused and self.transport is not None and not self.transport.is_closing():
             self.transport.resume_reading()
+        self._paused = False
 
     # -- asyncio ------------------------------------------------------------------------------------------------------
 
@@ -134,6 +138,8 @@ class UpstreamConnection(asyncio.Protocol):
 
     def _finish(self, answer: Answer) -> None:
         self.answer = None
+        if self._paused:
+            self.resume()  # by its last part: the next request must not find the connection deaf
         reusable = (
             self._kept
             and not self._desynchronised

@@ -23,13 +23,13 @@ class ApiServer:
         self._client = api_client
 
     @classmethod
-    async def connect(cls) -> "ApiServer":
-        """With the pod's credentials, else with the current kubeconfig."""
+    async def connect(cls, kubeconfig: str | None = None) -> "ApiServer":
+        """With the given kubeconfig, else the pod's credentials, else the current kubeconfig."""
         configuration = kubernetes_client.Configuration()
-        if os.environ.get("KUBERNETES_SERVICE_HOST"):
+        if kubeconfig is None and os.environ.get("KUBERNETES_SERVICE_HOST"):
             kubernetes_config.load_incluster_config(client_configuration=configuration)
         else:
-            await kubernetes_config.load_kube_config(client_configuration=configuration)
+            await kubernetes_config.load_kube_config(kubeconfig, client_configuration=configuration)
         configuration.retries = False
         return cls(kubernetes_client.ApiClient(configuration))
 

@@ -6,7 +6,9 @@ import re
 import signal
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import httpx
@@ -15,11 +17,13 @@ import pytest
 from tests.simulator.engine.process import CLIENT
 
 from .captured import DATA
-from .sources import NAME
+from .sources import NAME, real
 
 DEFAULT = "SIGTERM, default"
 DRAIN = "SIGTERM, --shutdown-timeout 30"
 SHORT = "SIGTERM, --shutdown-timeout 1"
+PATIENCE_S = 15.0
+"""How long a client waits for the next bytes: longer than any answer that comes takes."""
 
 
 @dataclass
@@ -33,6 +37,8 @@ class Shutdown:
     """HTTP status of a request sent after the signal, or the error's name."""
     health: list[str] = field(default_factory=list)
     gone_s: float = 0.0
+    given_up: int = 0
+    """Clients that left because nothing came any more."""
 
 
 def _captured(scenario: str) -> Shutdown:
@@ -68,16 +74,27 @@ def _live(start, scenario: str, new_after_s: float) -> Shutdown:
         }
         options = {"stream": True, "stream_options": {"include_usage": True}}
 
+        url = engine.url + "/v1/chat/completions"
+
         def stream() -> list[str]:
             lines = []
-            with CLIENT.stream("POST", engine.url + "/v1/chat/completions", json={**body, **options}) as answer:
+            with (
+                _leaving(seen),
+                CLIENT.stream("POST", url, json={**body, **options}, timeout=PATIENCE_S) as answer,
+            ):
                 for line in answer.iter_lines():
                     if line.startswith("data: "):
                         lines.append(line.removeprefix("data: "))
                         begun.set()
             return lines
 
-        streamed, plain = pool.submit(stream), pool.submit(engine.post, "/v1/chat/completions", body)
+        def ask() -> tuple[int, str]:
+            with _leaving(seen):
+                answer = CLIENT.post(url, json=body, timeout=PATIENCE_S)
+                return answer.status_code, answer.text
+            return 0, ""
+
+        streamed, plain = pool.submit(stream), pool.submit(ask)
         assert begun.wait(10)
         engine.eventually("vllm:num_requests_running", 2)
         signalled = time.monotonic()
@@ -87,11 +104,20 @@ def _live(start, scenario: str, new_after_s: float) -> Shutdown:
         while engine.process.poll() is None:
             seen.health.append(_health(engine.url))
             time.sleep(0.05)
-            assert time.monotonic() < signalled + 30
+            assert time.monotonic() < signalled + 2 * PATIENCE_S
         seen.gone_s = time.monotonic() - signalled
         seen.stream = streamed.result(5)
-        seen.plain = (plain.result(5).status_code, plain.result(5).text)
+        seen.plain = plain.result(5)
     return seen
+
+
+@contextmanager
+def _leaving(seen: Shutdown) -> Iterator[None]:
+    """Note a client that gives up."""
+    try:
+        yield
+    except httpx.ReadTimeout:
+        seen.given_up += 1
 
 
 def _new_request(url: str) -> str:
@@ -138,6 +164,9 @@ def test_in_a_drain_running_requests_complete_and_new_ones_get_500_while_health_
 
 def test_when_a_drain_takes_too_long_requests_end_with_errors(any_start):
     seen = _see(any_start, SHORT)
+    if any_start is real and seen.given_up:
+        _check_lost_race(seen)
+        pytest.xfail("vLLM 0.32 cancelled its output handler before that heard of the engine's death")
     event = f'{{"error": {{"message": "{ENGINE_ERROR}", "type": "InternalServerError", "param": null, "code": 500}}}}'
     assert seen.stream[-2:] == [event, "[DONE]"]
     assert seen.plain == (
@@ -145,7 +174,16 @@ def test_when_a_drain_takes_too_long_requests_end_with_errors(any_start):
         f'{{"error":{{"message":"{ENGINE_ERROR}","type":"InternalServerError","param":null,"code":500}}}}',
     )
     assert seen.new == "500"
-    assert 1.0 < seen.gone_s < 4
+    assert 1.0 < seen.gone_s < 8
+
+
+def _check_lost_race(seen: Shutdown) -> None:
+    """What clients see where vLLM's shutdown loses its race (docs/simulated-engine.md): silence until they leave."""
+    assert seen.given_up == 2
+    assert "[DONE]" not in seen.stream
+    assert seen.new == "500"
+    assert seen.health[-1] != "200"
+    assert seen.gone_s > PATIENCE_S / 2
 
 
 @pytest.mark.parametrize("scenario", [DEFAULT, DRAIN, SHORT])
