@@ -1,17 +1,21 @@
 """Parts that need no cluster: signals, seeds, policies, objects, the client, history and the control port."""
 
+import asyncio
 import math
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import httpx
 import pytest
+from prometheus_client import generate_latest
 
 from forebay_api.acceleratorclass import AcceleratorClassSpec
 from forebay_api.modelservice import Role
 from forebay_api.objective import Objective
+from forebay_autoscaler.__main__ import TokenFile
 from forebay_autoscaler.control import build_app
 from forebay_autoscaler.decide import decide
-from forebay_autoscaler.errors import PrometheusError
+from forebay_autoscaler.errors import AutoscalerError, PrometheusError
 from forebay_autoscaler.history import History, Record
 from forebay_autoscaler.loop import Alone, Loop
 from forebay_autoscaler.metrics import Metrics
@@ -193,6 +197,47 @@ async def test_an_answer_that_is_none_is_an_error(status, body, message):
     async with httpx.AsyncClient(transport=transport) as http:
         with pytest.raises(PrometheusError, match=message):
             await Prometheus("http://x", http).query("up")
+
+
+async def test_a_token_that_cannot_be_read_is_an_error_of_prometheus(tmp_path):
+    async with httpx.AsyncClient(auth=TokenFile(str(tmp_path / "absent"))) as http:
+        with pytest.raises(PrometheusError, match="absent"):
+            await Prometheus("http://x", http).query("up")
+
+
+def test_every_counter_is_there_from_the_start_and_goes_with_its_pool():
+    metrics = Metrics()
+    text = generate_latest(metrics.registry).decode()
+    assert all(f'query_failures_total{{signal="{signal.value}"}} 0.0' in text for signal in Signal)
+    made = record(1.0, 20, ServiceState()).decision
+    metrics.record([made], leading=True, now_s=1.0)
+    assert 'decisions_total{action="grow"' in generate_latest(metrics.registry).decode()
+    metrics.record([replace(made, key=("default", "other"))], leading=True, now_s=2.0)
+    text = generate_latest(metrics.registry).decode()
+    assert f'model_service="{KEY[1]}"' not in text
+    assert 'model_service="other"' in text
+
+
+async def test_a_replica_that_lost_the_lease_in_an_outage_shows_no_numbers():
+    asked_again = asyncio.Event()
+
+    class Outage:
+        looks = 0
+
+        async def look(self):
+            self.looks += 1
+            if self.looks > 1:
+                asked_again.set()
+            raise AutoscalerError("no API server")
+
+    loop = Loop(Outage(), None, Alone(leading=False), Metrics(), History(10), interval_s=0.01)
+    loop.metrics.record([record(1.0, 20, ServiceState()).decision], leading=True, now_s=1.0)
+    running = asyncio.create_task(loop.run())
+    async with asyncio.timeout(2):
+        await asked_again.wait()
+    running.cancel()
+    assert loop.metrics.registry.get_sample_value("forebay_autoscaler_leader") == 0
+    assert "forebay_autoscaler_desired_replicas{" not in generate_latest(loop.metrics.registry).decode()
 
 
 async def test_a_value_that_is_no_number_is_no_number():

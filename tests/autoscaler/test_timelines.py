@@ -4,6 +4,7 @@ Cases of the field collection are named by their id.
 """
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
@@ -19,7 +20,7 @@ from forebay_autoscaler.observation import (
     Writer,
 )
 from forebay_autoscaler.policy import ServicePolicy
-from forebay_autoscaler.reading import UNKNOWN, Reading, read
+from forebay_autoscaler.reading import UNKNOWN, DataState, Reading, read
 from forebay_autoscaler.state import Action, ServiceState
 from tests.autoscaler.plant import DEMO, KEY, Plant, engine_readings, known, pool_policy, readings, service_policy
 
@@ -235,6 +236,67 @@ def test_a_known_need_grows_the_pool_while_another_input_is_unknown():
         assert script.see(replace(few, pools=(blind,))) == 5
 
 
+def test_an_unknown_rate_is_not_taken_for_no_demand():
+    """C100: what waits asks for workers even when nobody knows how much more will come; the reason does not say "nothing"."""
+    script = Script(service_policy(pool_policy(replicas_max=20)), wanted=2)
+    script.go(20, 4)
+    state = replace(script.state.pools["mixed"].learnt, startup_s=60.0)
+    script.state = replace(script.state, pools={"mixed": replace(script.state.pools["mixed"], learnt=state)})
+    observed = load_of(4, wanted=2, waiting=60)
+    assert decide(script.policy, script.state, observed, script.now_s + 2).pools[0].desired == 2, "worked off by then"
+    unknown = replace(observed.signals, arrived_per_s=UNKNOWN, burst_per_s=UNKNOWN)
+    script.now_s += 2
+    assert script.see(replace(observed, signals=unknown)) > 2
+    assert "arrivals unknown" in script.last.pools[0].reason
+    assert "nothing asked" not in script.last.pools[0].reason
+
+
+def test_an_order_that_is_taken_back_teaches_no_start_up_time():
+    script = Script(wanted=3)
+    script.go(20, 10)
+    script.now_s += 300
+    script.see(load_of(10, wanted=5, ready=3))
+    script.now_s += 300
+    script.see(load_of(10, wanted=3, ready=3))
+    assert script.last.state.pools["mixed"].learnt.startup_s == 0.0
+    script.see(load_of(10, wanted=4, ready=3))
+    script.now_s += 20
+    script.see(load_of(10, wanted=4, ready=4))
+    assert script.last.state.pools["mixed"].learnt.startup_s == 20.0
+
+
+def test_late_first_tokens_teach_nothing_while_nobody_knows_of_queues():
+    script = Script(service_policy(pool_policy(concurrency_max=64, replicas_max=20)))
+    script.go(40, 20)
+    for _ in range(60):
+        script.now_s += 2
+        observed = load_of(20, wanted=1, ttft_share=0.0)
+        blind = replace(observed.pools[0], signals=replace(observed.pools[0].signals, waiting=UNKNOWN))
+        script.see(replace(observed, pools=(blind,)))
+        assert script.last.pools[0].capacity.limit == 64
+
+
+def test_a_reason_follows_what_stands_in_the_way():
+    script = Script(wanted=1)
+    script.go(10, 4)
+    assert script.go(2, 20) == 5
+    script.see(load_of(20, wanted=5, ready=3, waiting=60))
+    assert "needed: 2 workers are still starting" in script.last.pools[0].reason
+    observed = load_of(20, wanted=5, ready=3, waiting=60)
+    counts = replace(observed.pools[0].counts, unschedulable=True)
+    script.now_s += 2
+    script.see(replace(observed, pools=(replace(observed.pools[0], counts=counts),)))
+    assert "find no node" in script.last.pools[0].reason
+
+
+def test_a_need_about_a_whole_number_is_told_once_a_window():
+    for rate_per_s in (15.5, 24):
+        plant = Plant(service_policy(), lambda _, rate=rate_per_s: rate, wanted=5, seed=3).run(600)
+        reasons = [decision.pools[0].reason for decision in plant.decisions]
+        changes = sum(first != second for first, second in pairwise(reasons))
+        assert changes <= 600 / DEMO.rate_window_s, (rate_per_s, changes)
+
+
 def test_an_outage_at_the_peak_holds_and_ends_by_itself():
     blind = lambda now_s: 60 <= now_s < 120  # noqa: E731
     plant = Plant(service_policy(), step(2, 20, 20, 70), blind=blind).run(121)
@@ -396,7 +458,9 @@ def test_advice_is_given_once():
 
 
 def test_stale_is_told_from_unknown_and_both_from_zero():
-    assert read(0.0, age_s=1, stale_after_s=60) == Reading(read(0.0, age_s=1, stale_after_s=60).state, 0.0, 1)
+    assert read(0.0, age_s=1, stale_after_s=60) == Reading(DataState.ZERO, 0.0, 1)
+    assert read(5.0, age_s=61, stale_after_s=60).state is DataState.STALE
+    assert read(None, age_s=1, stale_after_s=60).state is DataState.UNKNOWN
     assert read(5.0, age_s=61, stale_after_s=60).known is None
     assert read(5.0, age_s=61, stale_after_s=60).number == 5.0
     assert read(None, age_s=1, stale_after_s=60).known is None

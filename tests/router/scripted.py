@@ -172,6 +172,8 @@ class ScriptedWorker:
     asked: list[Asked] = field(default_factory=list)
     """Requests in order of arrival, without health and model listing."""
     healthy: bool = True
+    hung: bool = False
+    """Health checks get no answer."""
     connections: set[asyncio.StreamWriter] = field(default_factory=set)
     accepted: int = 0
     """Connections so far."""
@@ -219,7 +221,10 @@ class ScriptedWorker:
             writer.close()
 
     async def _answer(self, asked: Asked, wire: Wire) -> None:
-        if asked.path == "/health":
+        if asked.path == "/health" and self.hung:
+            await wire.left
+            wire.ended = True
+        elif asked.path == "/health":
             await wire.head(200 if self.healthy else 503, {"Content-Length": "0"}, chunked=False)
         elif asked.path == "/v1/models":
             await wire.json({"object": "list", "data": self.models})

@@ -88,6 +88,8 @@ class PlayedApi:
 
     async def watch(self, path: str, selector: str, version: str) -> AsyncIterator[bytes]:
         self.watches += 1
+        self.selectors.add(selector)
+        assert version
         if self.down:
             raise ApiFailure("connection refused")
         queue = self.streams[path] = asyncio.Queue()
@@ -140,7 +142,10 @@ def quick_pauses(monkeypatch):
     monkeypatch.setattr(listwatch, "FIRST_PAUSE_S", 0.02)
 
 
-def ready(table: WorkerTable, key: ServiceKey = ServiceKey("n", "chat")) -> set[str]:
+CHAT = ServiceKey("n", "chat")
+
+
+def ready(table: WorkerTable, key: ServiceKey = CHAT) -> set[str]:
     service = table.services.get(key)
     return {one.uid for one in service.snapshot.mixed} if service else set()
 

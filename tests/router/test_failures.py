@@ -436,3 +436,45 @@ async def test_anthropic_paths_get_anthropic_errors():
         assert b"event: error\n" in reply.body
         refused = await ask(router, {"model": "unknown"}, "/v1/messages")
         assert refused.json["error"]["type"] == "not_found_error"
+
+
+async def test_worker_whose_probes_time_out_is_taken_out_and_keeps_its_load():
+    """C019, its last part: a stopped worker is taken out after a few probes; back, it is the same worker with its requests."""
+
+    async def drip(_asked, wire):
+        await wire.events_head()
+        while True:
+            await wire.event(chat_chunk("x"))
+            await asyncio.sleep(0.02)
+
+    async with workers(drip) as [worker], routed(worker) as router:
+        router.process.discovery.timeout_s = 0.1
+        client = await router.connect()
+        await client.send(request_bytes(chat(stream=True)))
+        await client.read_head()
+        (uid,) = router.table.workers
+        worker.hung = True
+        await until(lambda: not router.service.snapshot.mixed, "it is taken out")
+        assert router.table.workers[uid].load.requests == 1, "its stream goes on"
+        assert b"x" in await client.read_chunk()
+        worker.hung = False
+        await until(lambda: router.service.snapshot.mixed, "it is used again")
+        assert list(router.table.workers) == [uid]
+        client.leave()
+
+
+async def test_client_that_reads_nothing_is_given_up():
+    """A client that asked for a stream and then stalls holds its worker for no longer than it may take to send a request."""
+
+    async def flood(_asked, wire):
+        await wire.events_head()
+        while True:
+            await wire.event(chat_chunk("z" * 8192))
+
+    async with workers(flood) as [worker], routed(worker, flags=("--client-request", "500ms")) as router:
+        client = await router.connect()
+        client.writer.transport.pause_reading()
+        await client.send(request_bytes(chat(stream=True)))
+        await until(lambda: worker.asked and worker.asked[0].aborted, "the worker is told to stop")
+        assert router.verdicts()["abandoned"] == 1
+        client.leave()

@@ -72,27 +72,31 @@ async def test_prefill_and_decode_on_two_engines(stream):
 
 async def test_killed_prefill_engine_costs_the_client_nothing():
     """C092: the prefill engine dies hard; the client gets a whole answer from what is left."""
-    async with engines(transfer("kv_producer"), transfer("kv_consumer")) as [prefill, decode]:
-        async with running("--prefill-workers", prefill.url, "--decode-workers", decode.url) as router:
-            assert (await ask(router, chat(stream=True))).error() is None
-            prefill.process.send_signal(signal.SIGKILL)
-            for _ in range(3):
-                reply = await ask(router, chat(stream=True))
-                assert (reply.status, reply.error()) == (200, None)
-                assert reply.events()[-1] == "[DONE]"
-            await router.no_lease_is_left()
+    async with (
+        engines(transfer("kv_producer"), transfer("kv_consumer")) as [prefill, decode],
+        running("--prefill-workers", prefill.url, "--decode-workers", decode.url) as router,
+    ):
+        assert (await ask(router, chat(stream=True))).error() is None
+        prefill.process.send_signal(signal.SIGKILL)
+        for _ in range(3):
+            reply = await ask(router, chat(stream=True))
+            assert (reply.status, reply.error()) == (200, None)
+            assert reply.events()[-1] == "[DONE]"
+        await router.no_lease_is_left()
 
 
 async def test_requests_survive_the_shutdown_of_one_of_two_engines():
     """Waiting requests of an engine that gets SIGTERM are answered by the other; streams that had begun end with an error."""
-    async with engines(("--max-num-seqs", "2"), ("--max-num-seqs", "2")) as [first, second]:
-        async with running("--workers", first.url, second.url) as router:
-            asking = [asyncio.create_task(ask(router, chat(stream=True, max_tokens=400))) for _ in range(12)]
-            await until(lambda: len(router.table.leases) == 12, "all are placed")
-            await asyncio.sleep(0.2)
-            first.process.send_signal(signal.SIGTERM)
-            replies = await asyncio.gather(*asking)
-            await router.no_lease_is_left()
+    async with (
+        engines(("--max-num-seqs", "2"), ("--max-num-seqs", "2")) as [first, second],
+        running("--workers", first.url, second.url) as router,
+    ):
+        asking = [asyncio.create_task(ask(router, chat(stream=True, max_tokens=400))) for _ in range(12)]
+        await until(lambda: len(router.table.leases) == 12, "all are placed")
+        await asyncio.sleep(0.2)
+        first.process.send_signal(signal.SIGTERM)
+        replies = await asyncio.gather(*asking)
+        await router.no_lease_is_left()
         whole = [reply for reply in replies if reply.error() is None]
         broken = [reply for reply in replies if reply.error() is not None]
         assert all(reply.events()[-1] == "[DONE]" for reply in whole)

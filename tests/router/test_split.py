@@ -243,11 +243,13 @@ async def test_prompt_logprobs_are_refused_in_split_mode(fields):
 
 
 async def test_paths_that_cannot_be_split_go_to_decode_alone():
-    async with workers(prefill) as first, workers(lambda _asked, wire: wire.json({"ok": 1})) as second:
-        async with routed_pairs(first, second) as router:
-            for path in ("/v1/responses", "/v1/embeddings", "/tokenize"):
-                assert (await ask(router, {"model": MODEL, "input": "x"}, path)).status == 200
-            assert first[0].asked == []
+    async def whatever(_asked, wire):
+        await wire.json({"ok": 1})
+
+    async with workers(prefill) as first, workers(whatever) as second, routed_pairs(first, second) as router:
+        for path in ("/v1/responses", "/v1/embeddings", "/tokenize"):
+            assert (await ask(router, {"model": MODEL, "input": "x"}, path)).status == 200
+        assert first[0].asked == []
 
 
 async def test_models_are_listed_once():

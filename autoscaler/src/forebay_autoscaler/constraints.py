@@ -85,6 +85,8 @@ def wait_for_ordered(situation: Situation, proposal: Proposal) -> Proposal:
     need = situation.need
     if need is None or situation.counts.ready >= situation.current or proposal.replicas <= situation.current:
         return proposal
+    if situation.counts.unschedulable:  # they do not start: hold_unplaceable says so
+        return proposal
     paid_for = max(situation.current, need.workers)
     starting = situation.current - situation.counts.ready
     verb = "worker is" if starting == 1 else "workers are"

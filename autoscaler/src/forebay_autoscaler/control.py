@@ -34,7 +34,8 @@ def build_app(loop: Loop) -> FastAPI:
         return {"status": "ok" if ready else "no cycle succeeded lately", "seconds_since_cycle": since_s}
 
     @app.get("/metrics")
-    def metrics() -> Response:
+    async def metrics() -> Response:
+        """In the loop, not on a thread: a scrape must not see the series of decisions half replaced."""
         return Response(generate_latest(loop.metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
     @app.get("/decisions")

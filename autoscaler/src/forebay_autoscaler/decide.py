@@ -254,7 +254,7 @@ def _demand(policy: ServicePolicy, view: View, views: Sequence[View], observatio
         [other.observed.signals.finished_per_s.known for other in peers], [other.counts.wanted for other in peers]
     )[peers.index(view)]
     return Demand(
-        rate_per_s=(rate or 0.0) * share,
+        rate_per_s=None if rate is None else rate * share,
         backlog=(pending or 0.0) * share + (waiting or 0.0),
         running=running or 0.0,
     )
@@ -302,8 +302,11 @@ def _conclude(policy: ServicePolicy, one: Sized, proposal: Proposal) -> tuple[Po
     if action is Action.HOLD and not _is_unknown_for_long(policy, memory, one.situation.now_s):
         # A new service or worker has no rates in its first window: nothing is said, and nothing shrinks.
         action, news = Action.KEEP, False
-    reason = memory.reason
-    if news or not reason:
+    reason, now_s = memory.reason, one.situation.now_s
+    cause = proposal.rejected[-1].constraint if action is Action.WAIT else None
+    flickers = _flickers(policy, memory, action, cause, now_s)
+    news = news and not flickers
+    if news or not reason or (cause not in (None, memory.cause) and not flickers):
         reason = explain(
             action, current=view.counts.wanted, proposal=proposal, demand=one.demand, capacity=view.capacity
         )
@@ -322,7 +325,22 @@ def _conclude(policy: ServicePolicy, one: Sized, proposal: Proposal) -> tuple[Po
         rival=view.counts.rival,
         foreign=view.foreign,
     )
-    return decision, replace(memory, action=action, desired=proposal.replicas, reason=reason)
+    memory = replace(memory, desired=proposal.replicas, reason=reason)
+    if not flickers:
+        memory = replace(memory, action=action, cause=cause, told_s=now_s if news else memory.told_s)
+    return decision, memory
+
+
+def _flickers(policy: ServicePolicy, memory: PoolState, action: Action, cause: Constraint | None, now_s: float) -> bool:
+    """Whether a need that varies about a whole number only begins or ceases, again, to wait.
+
+    It does so at every other look, for the shrink window or at the maximum. Told once a rate window, it does not fill status
+    and history.
+    """
+    quiet = (Action.KEEP, Action.WAIT)
+    if action not in quiet or memory.action not in quiet or now_s - memory.told_s >= policy.tuning.rate_window_s:
+        return False
+    return {cause, memory.cause} in ({None, Constraint.SHRINK_WINDOW}, {None, Constraint.MAXIMUM})
 
 
 def _action(one: Sized, proposal: Proposal) -> Action:

@@ -48,8 +48,9 @@ class History:
 
     def select(self, *, namespace: str | None, model_service: str | None, limit: int) -> Iterator[dict[str, Any]]:
         """The newest `limit` records as JSON objects, newest first."""
-        chosen = list(self._records)
-        chosen += [record for record in self._latest.values() if not any(record is one for one in self._records)]
+        chosen = list(self._records)  # copies: the caller is on a thread of its own
+        kept = {id(record) for record in chosen}
+        chosen += [record for record in list(self._latest.values()) if id(record) not in kept]
         chosen.sort(key=lambda record: record.decision.at_s, reverse=True)
         for record in chosen:
             if limit <= 0:

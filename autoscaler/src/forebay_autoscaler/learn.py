@@ -13,7 +13,7 @@ utilisation that the objective allows). Finished requests correct it, once the p
   ever; it rises beyond that, up to the engine's own, only while workers really carry nearly as much.
 A worker that misses the objective with (almost) nothing to do teaches nothing: more workers would not help, and that is said.
 
-*Start-up time* is measured from ordering workers to all of them being ready.
+*Start-up time* is measured from ordering workers to all of them being ready; an order that was taken back teaches none.
 """
 
 from dataclasses import dataclass, replace
@@ -136,18 +136,22 @@ def learn(pool: PoolPolicy, learnt: Learnt, facts: Facts, evidence: Evidence) ->
     settled = now_s - max(learnt.limit_changed_s, learnt.ready_changed_s) >= evidence.tuning.rate_window_s
     if counts.ready == 0 or counts.ready < counts.wanted or not settled:
         return learnt
+    if facts.signals.waiting.known is None:  # whether requests queue is not known, so neither is whose fault latency is
+        return learnt
     limit = _learn_limit(pool, learnt, facts, evidence)
     return learnt if limit == learnt.limit else replace(learnt, limit=limit, limit_changed_s=now_s)
 
 
 def _learn_sizes(learnt: Learnt, counts: PoolCounts, now_s: float) -> Learnt:
+    came = counts.ready > learnt.ready
     if counts.ready != learnt.ready:
         learnt = replace(learnt, ready=counts.ready, ready_changed_s=now_s)
     if counts.ready < counts.wanted:
         return learnt if learnt.ordered_s is not None else replace(learnt, ordered_s=now_s)
     if learnt.ordered_s is None:
         return learnt
-    return replace(learnt, startup_s=min(STARTUP_MAX_S, now_s - learnt.ordered_s), ordered_s=None)
+    startup_s = min(STARTUP_MAX_S, now_s - learnt.ordered_s) if came else learnt.startup_s
+    return replace(learnt, startup_s=startup_s, ordered_s=None)
 
 
 def _learn_queue(learnt: Learnt, counts: PoolCounts, signals: PoolSignals, now_s: float) -> Learnt:

@@ -65,6 +65,8 @@ class Loop:
                 self.metrics.cycles.labels("ok").inc()
             except Exception as error:  # noqa: BLE001 the loop's boundary: whatever failed, the next cycle sees afresh
                 self.metrics.cycles.labels("failed").inc()
+                if not self.leadership.leading:  # the new leader's numbers must not stand beside these for an outage
+                    self.metrics.record((), leading=False, now_s=0.0)
                 _log.error(
                     "cycle failed: %s: %s", type(error).__name__, error, exc_info=not isinstance(error, AutoscalerError)
                 )

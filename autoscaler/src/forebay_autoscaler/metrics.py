@@ -13,6 +13,7 @@ from prometheus_client import (
 )
 
 from forebay_autoscaler.decide import Decision
+from forebay_autoscaler.queries import Signal
 from forebay_autoscaler.state import Action
 
 _SERVICE = ("namespace", "model_service")
@@ -82,6 +83,10 @@ class Metrics:
             _POOL,
             registry=self.registry,
         )
+        self._pools: set[tuple[str, str, str]] = set()
+        """Those that have counters."""
+        for signal in Signal:
+            self.query_failures.labels(signal.value)
         for outcome in ("ok", "failed"):
             self.cycles.labels(outcome)
         for kind in ("scale", "status", "event"):
@@ -95,8 +100,18 @@ class Metrics:
         if not leading:
             return
         self.last_decision.set(now_s)
+        decisions = tuple(decisions)
         for decision in decisions:
             self._record_one(decision)
+        self._forget_all_but({(*decision.key, pool.name) for decision in decisions for pool in decision.pools})
+
+    def _forget_all_but(self, pools: set[tuple[str, str, str]]) -> None:
+        """Drop the counters of pools that are gone, or they would add up for as long as the process lives."""
+        for gone in self._pools - pools:
+            self.foreign_writes.remove(*gone)
+            for action in Action:
+                self.decisions.remove(*gone, action.value)
+        self._pools = pools
 
     def _record_one(self, decision: Decision) -> None:
         self.inputs_unknown.labels(*decision.key).set(len(decision.unknown))

@@ -62,8 +62,8 @@ class Capacity:
 class Demand:
     """What is asked of a pool."""
 
-    rate_per_s: float
-    """Requests a second."""
+    rate_per_s: float | None
+    """Requests a second; None when it is unknown."""
     backlog: float
     """Requests that wait for a worker, or in one."""
     running: float
@@ -156,15 +156,16 @@ def initial_limit(pool: PoolPolicy, work_s: float | None, objective: Objective, 
 def need_of(role: Role, demand: Demand, capacity: Capacity, *, objective: Objective, tuning: Tuning) -> Need:
     """Workers that a demand needs. Grows with every part of the demand; 0 only when there is none at all."""
     work_s = capacity.work_s or 0.0
-    offered = demand.rate_per_s * work_s
+    rate_per_s = demand.rate_per_s or 0.0  # unknown: what is known may still ask for workers
+    offered = rate_per_s * work_s
     margin = _margin(role, offered, objective, tuning)
-    uncertain = PROOF_DEVIATIONS * math.sqrt(demand.rate_per_s / tuning.rate_window_s) * work_s
+    uncertain = PROOF_DEVIATIONS * math.sqrt(rate_per_s / tuning.rate_window_s) * work_s
     offered_at_most = offered + uncertain
     margin_at_most = _margin(role, offered_at_most, objective, tuning)
     # Running requests hold their slots whatever the rate says: it may be unmeasured, or just have fallen.
     in_work = 0.0 if role is Role.PREFILL else demand.running
     backlog = demand.backlog * (capacity.work_s or _unmeasured_work_s(role, objective, tuning)) / tuning.drain_horizon_s
-    some = 1 if demand.rate_per_s > 0 or demand.backlog > 0 or demand.running > 0 else 0
+    some = 1 if rate_per_s > 0 or demand.backlog > 0 or demand.running > 0 else 0
 
     def workers(load: float) -> int:
         # A hair above a whole number is rounding of floats, not demand for one more worker.
@@ -191,10 +192,15 @@ def _margin(role: Role, offered: float, objective: Objective, tuning: Tuning) ->
     return max(quantile * math.sqrt(offered), tuning.headroom * offered)
 
 
-def backlog_to_order(backlog: float, *, rate_per_s: float, ready: int, capacity: Capacity, startup_s: float) -> float:
-    """The part of a backlog that ready workers will not have worked off by the time a new worker could help."""
+def backlog_to_order(
+    backlog: float, *, rate_per_s: float | None, ready: int, capacity: Capacity, startup_s: float
+) -> float:
+    """The part of a backlog that ready workers will not have worked off by the time a new worker could help.
+
+    While the rate or what a worker does is unknown, nobody is known to have time for it.
+    """
     good_rate = capacity.good_rate_per_s
-    if good_rate is None:
+    if good_rate is None or rate_per_s is None:
         return backlog
     spare_per_s = max(0.0, ready * good_rate - rate_per_s)
     return max(0.0, backlog - spare_per_s * startup_s)

@@ -39,7 +39,7 @@ class Prometheus:
         """The instant vector of a PromQL expression, now; PrometheusError when there is no usable answer."""
         try:
             response = await self._http.post(f"{self._url}/api/v1/query", data={"query": expression})
-        except httpx.HTTPError as error:
+        except (httpx.HTTPError, OSError) as error:  # OSError: a token file that cannot be read
             raise PrometheusError(self._url, f"{type(error).__name__}: {error}") from error
         try:
             body = response.json()

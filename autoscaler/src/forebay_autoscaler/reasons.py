@@ -42,8 +42,11 @@ def explain(
 def _facts(demand: Demand | None, capacity: Capacity) -> str:
     if demand is None:
         return "demand unknown"
-    facts = [f"{number(demand.rate_per_s)} req/s asked" if demand.rate_per_s > 0 else "nothing asked"]
-    good_rate = capacity.good_rate_per_s
+    rate_per_s, good_rate = demand.rate_per_s, capacity.good_rate_per_s
+    if rate_per_s is None:
+        facts = ["arrivals unknown"]
+    else:
+        facts = [f"{number(rate_per_s)} req/s asked" if rate_per_s > 0 else "nothing asked"]
     if good_rate is None:
         facts.append("one worker's rate not measured yet")
         if demand.backlog >= 1:
@@ -52,5 +55,5 @@ def _facts(demand: Demand | None, capacity: Capacity) -> str:
         does = "does" if capacity.measured else "should do"
         facts.append(f"one worker {does} {number(good_rate)} good/s")
         if demand.backlog >= 1:
-            facts.append(f"{number(demand.backlog / max(good_rate, demand.rate_per_s))} s of backlog")
+            facts.append(f"{number(demand.backlog / max(good_rate, rate_per_s or 0.0))} s of backlog")
     return ", ".join(facts)

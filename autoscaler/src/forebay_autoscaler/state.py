@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from forebay_autoscaler.constraints import Constraint
 from forebay_autoscaler.learn import Learnt
 from forebay_autoscaler.observation import Writer
 from forebay_autoscaler.seed import Mix
@@ -39,6 +40,11 @@ class PoolState:
     writer: Writer | None = None
     """Foreign writer of spec.replicas that was last reported."""
     action: Action | None = None
+    """What was last told."""
+    cause: Constraint | None = None
+    """What it waited for, if it was a WAIT."""
+    told_s: float = float("-inf")
+    """When something new was last told."""
     desired: int | None = None
     reason: str = ""
     """Text of the last decision that said something new."""

@@ -201,7 +201,12 @@ def demo(console: Console, scenario: Scenario, *, keep: bool) -> int:
             cluster.up(SCRAPING, extras=nodes)
         else:
             cluster = stack.enter_context(Cluster.temporary(KEPT, settings=SCRAPING, extras=nodes))
-        summary = run_on(cluster, scenario, narrator)
+        try:
+            summary = run_on(cluster, scenario, narrator)
+        except BaseException:
+            if keep:  # what went wrong, or what was interrupted, is there to be looked at
+                _print_where(console, cluster)
+            raise
         narrator.say("step", "the cluster stays up" if keep else "cluster down")
     SUMMARY.parent.mkdir(parents=True, exist_ok=True)
     SUMMARY.write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")

@@ -8,6 +8,7 @@ from enum import StrEnum
 
 from forebay_api.objective import Verdict
 from forebay_router.accounting import Record
+from forebay_router.errors import RequestRefused
 
 log = logging.getLogger("forebay_router.access")
 
@@ -56,5 +57,19 @@ class AccessLog:
             "prompt_tokens": usage.prompt_tokens if usage else None,
             "cached_tokens": usage.cached_tokens if usage else None,
             "output_tokens": usage.output_tokens if usage else None,
+        }
+        log.info("request", extra=fields)
+
+    def write_refused(self, refused: RequestRefused, *, request_id: bytes, path: bytes) -> None:
+        """The line of a request that never reached the relay: malformed, too large, no such path."""
+        if self.mode is AccessLogMode.OFF:
+            return
+        fields = {
+            "request_id": request_id.decode(),
+            "path": path[:200].decode(errors="replace"),
+            "status": refused.status,
+            "outcome": "client_error",
+            "code": refused.code,
+            "cause": refused.message,
         }
         log.info("request", extra=fields)

@@ -100,7 +100,7 @@ class ClientConnection(asyncio.Protocol):
         "_idle_since_s",
         "_on_pause",
         "_on_resume",
-        "_paused",
+        "_paused_since_s",
         "_reader",
         "_shared",
         "_task",
@@ -121,7 +121,8 @@ class ClientConnection(asyncio.Protocol):
         self._closing = False
         self._on_pause: Callable[[], None] | None = None
         self._on_resume: Callable[[], None] | None = None
-        self._paused = False
+        self._paused_since_s: float | None = None
+        """Since when the client has not kept up."""
         self._idle_since_s = time.monotonic()
 
     # -- asyncio ------------------------------------------------------------------------------------------------------
@@ -142,20 +143,20 @@ class ClientConnection(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         """Called by the loop: the write buffer is full."""
-        self._paused = True
+        self._paused_since_s = time.monotonic()
         if self._on_pause is not None:
             self._on_pause()
 
     def resume_writing(self) -> None:
         """Called by the loop: the write buffer has room again."""
-        self._paused = False
+        self._paused_since_s = None
         if self._on_resume is not None:
             self._on_resume()
 
     def watch_flow(self, on_pause: Callable[[], None], on_resume: Callable[[], None]) -> None:
         """Be told, for the rest of this answer, when the client does not keep up and when it does again."""
         self._on_pause, self._on_resume = on_pause, on_resume
-        if self._paused:
+        if self._paused_since_s is not None:
             on_pause()
 
     def data_received(self, data: bytes) -> None:
@@ -242,10 +243,10 @@ class ClientConnection(asyncio.Protocol):
 
     def _linger(self, transport: asyncio.Transport) -> None:
         """Close so that the client gets to read the answer: closing with unread bytes would reset the connection."""
-        self._held.clear()
-        if not self._reader.ended:
+        if not self._reader.ended and not self._held:
             transport.close()
             return
+        self._held.clear()
         if transport.can_write_eof():
             transport.write_eof()
         transport.resume_reading()
@@ -262,8 +263,13 @@ class ClientConnection(asyncio.Protocol):
             self.transport.close()
 
     def expire(self, now_s: float, *, idle_s: float, request_s: float) -> None:
-        """Close an idle connection, and one whose request does not come to its end."""
-        if self._busy or self.transport is None or self._closing:
+        """Close a connection that is idle, whose request does not come to its end, or whose client does not read."""
+        if self.transport is None:
+            return
+        if self._paused_since_s is not None and now_s - self._paused_since_s > request_s:
+            self.transport.abort()  # it does not read what it asked for
+            return
+        if self._busy or self._closing:
             return
         reader = self._reader
         if not reader.receiving:

@@ -87,6 +87,8 @@ class WorkerFailure(Exception):  # noqa: N818 - reads as what happened
     message: str
     answer: "Answer | None" = None
     """The worker's own complete error answer; relayed when no other worker is left."""
+    refused: bool = False
+    """Nothing listens there."""
 
 
 _ANTHROPIC_TYPES = {

@@ -41,6 +41,11 @@ class ParsedRequest:
     content: Content | None = None
     """The prompt as the prefix index sees it, where workers cache it."""
 
+    def forget(self) -> None:
+        """The answer has begun, so there is no second attempt: a long prompt need not be kept for the rest of the stream."""
+        self.body = b""
+        self.fields = None
+
 
 def parse_request(endpoint: Endpoint, headers: Mapping[bytes, bytes], body: bytes) -> ParsedRequest:
     """Read a body; raises RequestRefused (400) when it cannot be understood."""

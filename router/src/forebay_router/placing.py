@@ -50,6 +50,12 @@ class Place:
             return (self.lease.worker.pool_stats,)
         return (self.prefill.worker.pool_stats, self.lease.worker.pool_stats)
 
+    def note(self, record: Record) -> None:
+        """Tell who takes part."""
+        record.pools = self.pools
+        record.worker = self.lease.worker.spec.name
+        record.prefill_worker = self.prefill.worker.spec.name if self.prefill else None
+
     def prefilled(self) -> None:
         """The prefill leg has ended well."""
         if self.prefill is not None and self.prefill.held:

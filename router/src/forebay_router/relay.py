@@ -144,14 +144,11 @@ class Exchange:
                     return
 
     def _note_attempt(self, attempt: int, place: Place) -> None:
-        record = self.record
         self.last_place = place
+        self.record.attempts = attempt
+        place.note(self.record)
         if self.received.fields.get(EXPLAIN_HEADER) == b"1" and self.tools.explain:
             self.reply.explanation = explain_line(place.choice, place.trip)
-        record.attempts = attempt
-        record.pools = place.pools
-        record.worker = place.lease.worker.spec.name
-        record.prefill_worker = place.prefill.worker.spec.name if place.prefill else None
 
     def _note_failed_worker(self, failure: WorkerFailure) -> None:
         """The worker asked last is not asked again; one that cannot be reached is left alone by everybody for a while."""
@@ -186,8 +183,11 @@ class Exchange:
         answer = self._new_answer(service, scanner, prompt_answer=parsed.stream)
         try:
             connection = await self._send(place.lease.worker, body, answer)
+            body = b""
             place.lease.prefilled()
             self._check_opening(answer, place.lease.worker)
+            if answer.scanner is None or answer.scanner.data_seen:
+                parsed.forget()
             await self._pass_on(answer, connection)
         finally:
             if scanner is not None:

@@ -75,6 +75,7 @@ class Router:
             self._answer(received, client, lines)
         except errors.RequestRefused as refused:
             self.tools.unknown_stats.count_response(refused.status)
+            self.tools.access_log.write_refused(refused, request_id=identity, path=received.path)
             write_refusal(client, received, refused, lines)
         return None
 

@@ -300,7 +300,9 @@ class Upstreams:
                 FailureReason.CONNECT, f"{peer.name} did not accept a connection in {self.connect_timeout_s} s"
             ) from error
         except OSError as error:
-            raise WorkerFailure(FailureReason.CONNECT, f"{peer.name} refused the connection: {error}") from error
+            refused = isinstance(error, ConnectionRefusedError)
+            message = f"{peer.name} refused the connection: {error}"
+            raise WorkerFailure(FailureReason.CONNECT, message, refused=refused) from error
         return connection
 
     def sweep(self, peers: Iterable[Peer], now_s: float) -> None:

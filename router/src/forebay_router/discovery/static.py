@@ -1,8 +1,11 @@
 """Workers from a list of addresses, without a cluster.
 
 Each address is asked for /health and /v1/models, one loop a worker. A worker is ready while /health answers 200; the models it
-lists become services under the namespace `local`, one for each base model, with aliases and adapters as further names. A worker
-that was away and comes back is a new one (a generation is part of its uid): it has lost its cache and its requests.
+lists become services under the namespace `local`, one for each base model, with aliases and adapters as further names.
+
+A refused connection or a 503 means that the engine is gone; when it comes back it is a new worker (a generation is part of its
+uid), which has lost its cache and its requests. A probe that times out or breaks may just have met a busy engine: after
+`PATIENCE` of them in a row the worker is not ready, and keeps its identity and its load.
 
 The list is complete when every address has answered once, or after `GRACE_S`: until then a request for a model that nobody has
 told of yet is held, not refused.
@@ -11,7 +14,7 @@ told of yet is held, not refused.
 import asyncio
 import logging
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from urllib.parse import urlsplit
 
 from forebay_api.modelservice import Role
@@ -28,6 +31,8 @@ LOCAL_NAMESPACE = "local"
 FIRST_INTERVAL_S = 0.1
 """Between probes of a worker that has not been ready yet; grows to the usual interval."""
 GRACE_S = 10.0
+PATIENCE = 3
+"""Probes without an answer, in a row, after which a worker gets no requests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +72,8 @@ class _Known:
     uid: WorkerUid | None = None
     cards: Cards | None = None
     answered: bool = False
+    misses: int = 0
+    """Probes without an answer, in a row."""
 
 
 @dataclass(slots=True)
@@ -109,14 +116,26 @@ class StaticDiscovery:
         pause_s = FIRST_INTERVAL_S
         while True:
             try:
-                healthy = await self._probe(known)
+                self._note(known, healthy=await self._probe(known))
+                known.misses = 0
             except WorkerFailure as failure:
                 self.failures += 1
                 log.debug("probe of %s failed: %s", known.address.url, failure.message)
-                healthy = False
-            self._note(known, healthy=healthy)
+                self._note_failure(known, failure)
             pause_s = self.interval_s if known.uid is not None else min(self.interval_s, pause_s * 1.5)
             await asyncio.sleep(pause_s)
+
+    def _note_failure(self, known: _Known, failure: WorkerFailure) -> None:
+        """A probe without an answer."""
+        known.misses += 1
+        if failure.refused:
+            self._note(known, healthy=False)
+        elif known.misses >= PATIENCE and known.uid is not None:
+            log.warning("worker does not answer", extra={"worker": known.address.url})
+            self._set_state(known.uid, WorkerState.NOT_READY)
+
+    def _set_state(self, uid: WorkerUid, state: WorkerState) -> None:
+        self.table.put_worker(replace(self.table.workers[uid].spec, state=state), time.monotonic())
 
     async def _probe(self, known: _Known) -> bool:
         """Whether the worker is healthy; on its first healthy answer also what it serves."""
@@ -129,7 +148,9 @@ class StaticDiscovery:
 
     def _note(self, known: _Known, *, healthy: bool) -> None:
         """Take a probe's result over into the table."""
-        if healthy and known.uid is None:
+        if healthy and known.uid is not None and known.misses >= PATIENCE:
+            self._set_state(known.uid, WorkerState.READY)
+        elif healthy and known.uid is None:
             self._add(known)
         elif not healthy and known.uid is not None:
             log.warning("worker is away", extra={"worker": known.address.url})
