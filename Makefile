@@ -27,11 +27,11 @@ real-engine: ## a real vLLM on CPU with a tiny model (3 minutes, 6.5 GB), for EN
 	@scripts/real_engine.sh
 
 .PHONY: test
-test: programs ## every test, the end-to-end ones included
-	@$(PY) -m pytest -m "not real_engine and not bench"
+test: programs ## every test, on real Kubernetes programs where one needs them, the end-to-end ones included
+	@scripts/test.sh
 
 .PHONY: check
-check: programs ## format, lint, types, import contracts, generated files, tests but the end-to-end ones
+check: .venv/.synced ## format, lint, strict types, import contracts, generated files, and the tests that need no cluster
 	@scripts/check.sh
 
 .PHONY: bench

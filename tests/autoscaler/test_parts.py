@@ -22,6 +22,7 @@ from forebay_autoscaler.metrics import Metrics
 from forebay_autoscaler.model import initial_limit, utilisation_in_time, work_per_request_s
 from forebay_autoscaler.objects import counts_of, foreign_writer
 from forebay_autoscaler.observation import PoolSignals, ServiceSignals, Writer
+from forebay_autoscaler.observe import Look, Subject
 from forebay_autoscaler.policy import Tuning, policy_of
 from forebay_autoscaler.prometheus import Prometheus, Sample
 from forebay_autoscaler.queries import Signal, build_queries
@@ -238,6 +239,31 @@ async def test_a_replica_that_lost_the_lease_in_an_outage_shows_no_numbers():
     running.cancel()
     assert loop.metrics.registry.get_sample_value("forebay_autoscaler_leader") == 0
     assert "forebay_autoscaler_desired_replicas{" not in generate_latest(loop.metrics.registry).decode()
+
+
+async def test_a_replica_that_loses_the_lease_while_it_acts_stops_acting():
+    class Observer:
+        async def look(self):
+            subjects = []
+            for name in ("a", "b", "c"):
+                policy = service_policy(key=("default", name))
+                subjects.append(Subject(policy, replace(load_of(2, wanted=1), key=policy.key), {}))
+            return Look(tuple(subjects), {}, {})
+
+    class Lease:
+        leading = True
+
+    class Actor:
+        async def act(self, decision, _stored):
+            acted.append(decision.key[1])
+            lease.leading = len(acted) < 2
+
+        def forget(self, _keys):
+            return None
+
+    acted, lease = [], Lease()
+    await Loop(Observer(), Actor(), lease, Metrics(), History(10), interval_s=1).cycle()
+    assert acted == ["a", "b"]
 
 
 async def test_a_value_that_is_no_number_is_no_number():

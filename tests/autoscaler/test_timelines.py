@@ -10,6 +10,7 @@ import pytest
 
 from forebay_api.modelservice import AutoscalingMode, Role
 from forebay_api.objective import Objective
+from forebay_autoscaler.constraints import Proposal, Situation, constrain
 from forebay_autoscaler.decide import Decision, decide
 from forebay_autoscaler.observation import (
     PoolCounts,
@@ -22,6 +23,7 @@ from forebay_autoscaler.observation import (
 from forebay_autoscaler.policy import ServicePolicy
 from forebay_autoscaler.reading import UNKNOWN, DataState, Reading, read
 from forebay_autoscaler.state import Action, ServiceState
+from forebay_autoscaler.window import Window
 from tests.autoscaler.plant import DEMO, KEY, Plant, engine_readings, known, pool_policy, readings, service_policy
 
 
@@ -249,6 +251,51 @@ def test_an_unknown_rate_is_not_taken_for_no_demand():
     assert script.see(replace(observed, signals=unknown)) > 2
     assert "arrivals unknown" in script.last.pools[0].reason
     assert "nothing asked" not in script.last.pools[0].reason
+
+
+def test_after_an_outage_a_whole_window_of_data_comes_before_anything_shrinks():
+    policy = service_policy(scale_down_window_s=60)
+    script = Script(policy, wanted=4)
+    for _ in range(100):
+        script.now_s += 2
+        observed = load_of(2, wanted=4)
+        unheard = replace(observed.signals, pending=UNKNOWN)
+        assert script.see(replace(observed, signals=unheard)) == 4
+    assert script.go(58, 2) == 4
+    assert script.go(6, 2) < 4
+
+
+def situation(**changes: object) -> Situation:
+    """Four workers, of which one is needed and was for as long as anybody remembers."""
+    return replace(
+        Situation(
+            policy=service_policy(scale_down_window_s=0),
+            pool=pool_policy(),
+            counts=PoolCounts(4, 4),
+            need=None,
+            unknown=(),
+            missing_objective=False,
+            needs=Window(),
+            shortfalls=Window(),
+            now_s=0.0,
+        ),
+        **changes,
+    )
+
+
+def test_each_proof_that_shrinking_needs_is_asked_for_by_itself():
+    assert constrain(situation(), Proposal(2)).replicas == 2
+    assert constrain(situation(unknown=("waiting",)), Proposal(2)).replicas == 4
+    assert constrain(situation(missing_objective=True), Proposal(2)).replicas == 4
+    needed = situation(policy=service_policy(scale_down_window_s=60), needs=Window(((-30.0, 3),)))
+    assert constrain(needed, Proposal(2)).replicas == 3
+
+
+def test_running_requests_of_dead_workers_hold_no_slots():
+    """C110, its other half: the router has 4 requests there, so forty cannot run."""
+    script = Script(wanted=2)
+    script.go(20, 3)
+    assert script.go(300, 3, running=40, at_workers=4.5) == 2
 
 
 def test_an_order_that_is_taken_back_teaches_no_start_up_time():

@@ -393,6 +393,11 @@ async def test_worker_has_no_say_in_cors_where_the_router_decides():
     async with workers(script) as [worker], routed(worker, flags=("--cors-origin", "https://ui.example")) as router:
         reply = await ask(router, chat(), headers={"Origin": "https://ui.example"})
         assert reply.headers["access-control-allow-origin"] == "https://ui.example"
+        reply = await ask(router, chat(), headers={"Origin": "https://other.example"})
+        assert "access-control-allow-origin" not in reply.headers
+    async with workers(script) as [worker], routed(worker) as router:
+        reply = await ask(router, chat(), headers={"Origin": "https://ui.example"})
+        assert "access-control-allow-origin" not in reply.headers
 
 
 @pytest.mark.parametrize(

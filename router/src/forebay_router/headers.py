@@ -86,9 +86,9 @@ def forwarded_lines(headers: Headers, fields: Mapping[bytes, bytes]) -> bytes:
 def returned_lines(headers: Headers, fields: Mapping[bytes, bytes], own_lines: bytes) -> bytes:
     """The response headers that go back to the client, as wire lines, with the router's own; framing comes later.
 
-    Where the router decides on CORS, a worker does not.
+    The router decides on CORS, a worker does not: vLLM allows every origin.
     """
     dropped = _NOT_RETURNED | _named_by_connection(fields) if b"connection" in fields else _NOT_RETURNED
-    if b"access-control-allow-origin" in fields and b"access-control-allow-origin" in own_lines:
+    if b"access-control-allow-origin" in fields:
         dropped = dropped | {name for name in fields if name.startswith(b"access-control-")}
     return b"".join([b"%b: %b\r\n" % header for header in headers if header[0] not in dropped]) + own_lines
