@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from forebay_operator.resources import MODEL_SERVICE, WORKER_POOL, Resource
+from forebay_operator.resources import MODEL_SERVICE, WORKER_POOL
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -12,11 +12,6 @@ class ObjectKey:
     kind: str
     namespace: str
     name: str
-
-    @property
-    def resource(self) -> Resource:
-        """The kind's resource."""
-        return MODEL_SERVICE if self.kind == MODEL_SERVICE.kind else WORKER_POOL
 
 
 def model_service_key(namespace: str, name: str) -> ObjectKey:
