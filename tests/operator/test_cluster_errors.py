@@ -86,7 +86,7 @@ async def test_a_delete_names_the_very_object():
     ("status", "error"),
     [
         (400, ApiInvalidError),
-        (401, ApiForbiddenError),
+        (401, ApiUnavailableError),
         (403, ApiForbiddenError),
         (404, ApiNotFoundError),
         (409, ApiConflictError),

@@ -207,13 +207,13 @@ def _error(call: ApiCall, status: int, payload: bytes) -> ApiError:
     causes = (answer.get("details") or {}).get("causes") or []
     if status == 403 and any(cause.get("reason") == "NamespaceTerminating" for cause in causes):
         return ApiTerminatingError(call, message, status)
-    if status in {401, 403}:
+    if status == 403:
         return ApiForbiddenError(call, message, status)
     if status == 404:
         return ApiNotFoundError(call, message, status)
     if status == 409:
         return ApiConflictError(call, message, status)
-    if status == 429 or status >= 500:
+    if status in {401, 429} or status >= 500:  # a token is replaced while we run, so 401 passes
         return ApiUnavailableError(call, message, status)
     return ApiInvalidError(call, message, status)
 

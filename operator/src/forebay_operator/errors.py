@@ -2,10 +2,10 @@
 
 - OperatorError: the root
   - ApiError: a call to the API server failed; names operation, kind, namespace and object
-    - ApiUnavailableError: no answer, 5xx or 429; the same call may work later
+    - ApiUnavailableError: no answer, 5xx, 429 or 401; the same call may work later
     - ApiConflictError: somebody else changed or owns the object (409)
     - ApiTerminatingError: the namespace is being deleted, so nothing can be made in it (a kind of 403)
-  - ApiForbiddenError: the service account may not do this (401, 403)
+    - ApiForbiddenError: the service account may not do this (403)
     - ApiNotFoundError: the object, its namespace or its kind does not exist (404)
     - ApiInvalidError: the API server refused the content (400, 422 and the rest of 4xx)
   - SettingError: a setting that cannot be parsed; names it and what is expected
@@ -49,7 +49,7 @@ class ApiError(OperatorError):
 
 
 class ApiUnavailableError(ApiError):
-    """No answer, 5xx or 429."""
+    """No answer, 5xx, 429, or 401 while a token is being replaced."""
 
 
 class ApiConflictError(ApiError):
