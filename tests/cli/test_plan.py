@@ -198,11 +198,12 @@ def test_a_garbage_config_is_one_sentence_that_names_the_key(tmp_path: Path, con
         ("a: 1", "has 0 ModelServices"),
         ("kind: ModelService\nmetadata: {name: x}\nspec: {}", "model: Field required"),
         ("kind: ModelService\nmetadata: {name: x}", "Input should be"),
+        ("caf\xe9", "is not YAML"),
     ],
 )
 def test_a_garbage_manifest_is_one_sentence(tmp_path: Path, content: str, text: str):
     path = tmp_path / "service.yaml"
-    path.write_text(content)
+    path.write_bytes(content.encode("latin-1"))
     assert text in run("-f", str(path), code=1).stderr
 
 

@@ -134,7 +134,7 @@ def read_service(path: Path) -> ReadService:
         documents = [one for one in yaml.safe_load_all(path.read_text(encoding="utf-8")) if one is not None]
     except OSError as error:
         raise ImpossibleError("file", f"{path} cannot be read ({error.strerror})", "check the path") from error
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ImpossibleError("file", f"{path} is not YAML ({_one_line(error)})", "give a manifest") from error
     services = list(_of_kind(documents, names.MODEL_SERVICE_KIND))
     if len(services) != 1:
