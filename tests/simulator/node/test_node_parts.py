@@ -89,6 +89,7 @@ class TestImages:
             ("images: [{}]", r"images\[0\].image must be a name"),
             ("images: [{image: x, entrypoints: []}]", "unknown entrypoints"),
             ("images: [{image: x, entrypoint: sh}]", r"images\[0\].entrypoint must be a list"),
+            ("images: [{image: x, pullSeconds: soon}]", r"images\[0\].pullSeconds must be a number of seconds"),
             ("[", "--config"),
         ],
     )

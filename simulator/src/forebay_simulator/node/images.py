@@ -91,7 +91,7 @@ def load_table(path: Path | None, placeholders: Mapping[str, str]) -> ImageTable
         else:
             text = importlib.resources.files(__package__).joinpath(_DEFAULT_TABLE).read_text(encoding="utf-8")
         document = yaml.safe_load(text)
-    except (OSError, yaml.YAMLError) as error:
+    except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
         raise SettingsError(f"--config {where}: {error}") from error
     if not isinstance(document, dict) or not isinstance(document.get("images"), list):
         raise SettingsError(f"--config {where}: images must be a list of entries")
@@ -117,7 +117,7 @@ def _parse_image(item: Any, where: str, placeholders: Mapping[str, str]) -> Imag
         environment={
             name: _filled(str(value), placeholders) for name, value in _mapping(item, "environment", where).items()
         },
-        pull_s=float(item.get("pullSeconds", 0)),
+        pull_s=_seconds(item.get("pullSeconds", 0), f"{where}.pullSeconds"),
     )
 
 
@@ -132,6 +132,12 @@ def _words(value: Any, where: str, placeholders: Mapping[str, str]) -> tuple[str
     if not isinstance(value, list):
         raise SettingsError(f"{where} must be a list of words")
     return tuple(_filled(str(word), placeholders) for word in value)
+
+
+def _seconds(value: Any, where: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
+        raise SettingsError(f"{where} must be a number of seconds, 0 or more")
+    return float(value)
 
 
 def _filled(text: str, placeholders: Mapping[str, str]) -> str:
