@@ -71,6 +71,15 @@ def free_port() -> int:
 
 
 @contextmanager
+def reserved_port() -> Iterator[int]:
+    """A port that no other program is given meanwhile; one that sets SO_REUSEADDR, as vLLM does, can still listen on it."""
+    with socket.socket() as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind(("127.0.0.1", 0))
+        yield int(holder.getsockname()[1])
+
+
+@contextmanager
 def running(*flags: str, model: str = MODEL, **environment: str) -> Iterator[EngineProcess]:
     """Start an engine on a free port; it is killed at the end if it still runs."""
     begun = time.monotonic()

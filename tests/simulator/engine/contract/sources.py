@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,7 +20,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.simulator.engine.process import CLIENT, EngineProcess, free_port, running
+from tests.simulator.engine.process import CLIENT, EngineProcess, reserved_port, running
 
 from .captured import Answer, captured
 
@@ -119,7 +121,6 @@ def real(*flags: str, **environment: str) -> Iterator[EngineProcess]:
     program, model = os.environ.get("FOREBAY_REAL_VLLM"), os.environ.get("FOREBAY_REAL_MODEL")
     if not program or not model:
         pytest.skip("no real engine: set FOREBAY_REAL_VLLM and FOREBAY_REAL_MODEL (see `make real-engine`)")
-    port = free_port()
     tiny = (
         "--dtype", "float32", "--kv-cache-memory-bytes", "64M", "--enforce-eager", "--seed", "0",
         "--generation-config", "vllm", "--distributed-executor-backend", "uni",
@@ -128,32 +129,44 @@ def real(*flags: str, **environment: str) -> Iterator[EngineProcess]:
         "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_LOOPBACK_IP": "127.0.0.1", "OMP_NUM_THREADS": "1",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "UCX_NET_DEVICES": "lo",
     }  # fmt: skip
-    process = subprocess.Popen(
-        [program, "serve", model, "--host", "127.0.0.1", "--port", str(port), *FLAGS, *tiny, *flags],
-        env={**os.environ, **offline, **ENVIRONMENT, **environment},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    )
-    begun = time.monotonic()
-    engine = EngineProcess(process, port, f"http://127.0.0.1:{port}", 0.0)
-    try:
-        while True:
-            assert process.poll() is None, f"vllm ended with {process.returncode}"
-            assert time.monotonic() < begun + REAL_START_TIMEOUT_S, "vllm is not ready"
-            try:
-                if engine.get("/health").status_code == 200:
-                    break
-            except httpx.TransportError:
-                time.sleep(0.5)
-        yield engine
-    finally:
-        if process.poll() is None:
-            process.terminate()
+    # Seconds pass before it binds its port: another program that got the port meanwhile would answer in its place.
+    with reserved_port() as port, tempfile.TemporaryDirectory() as scratch:
+        process = subprocess.Popen(
+            [program, "serve", model, "--host", "127.0.0.1", "--port", str(port), *FLAGS, *tiny, *flags],
+            env={**os.environ, **offline, "TMPDIR": scratch, **ENVIRONMENT, **environment},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+            text=True,
+        )
         try:
-            process.wait(timeout=30)
-        except subprocess.TimeoutExpired:
-            process.kill()
+            engine = EngineProcess(process, port, f"http://127.0.0.1:{port}", 0.0)
+            _await_health(engine)
+            yield engine
+        finally:
+            _stop(process)
+
+
+def _await_health(engine: EngineProcess) -> None:
+    begun = time.monotonic()
+    while True:
+        assert engine.process.poll() is None, f"vllm ended with {engine.process.returncode}"
+        assert time.monotonic() < begun + REAL_START_TIMEOUT_S, "vllm is not ready"
+        try:
+            if engine.get("/health").status_code == 200:
+                return
+        except httpx.TransportError:
+            time.sleep(0.5)
+
+
+def _stop(process: subprocess.Popen[str]) -> None:
+    if process.poll() is None:
+        process.terminate()
+    try:
+        process.wait(timeout=30)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)  # the engine's core is a process of its own
+        process.wait()
 
 
 STARTERS = {"simulated": simulated, "real": real}
