@@ -96,7 +96,7 @@ def test_virtual_time_agrees_with_processes_behind_the_router():
     )
     engine = EngineSpec(max_model_len=8192)
     pool = PoolSpec(name="mixed", role=Role.MIXED, replicas=2, engine=engine)
-    fleet = FleetSpec(pools=(pool,), objective=Objective(1.0, 0.025, 0.95), rates_known=False)
+    fleet = FleetSpec(pools=(pool,), objective=Objective(1.0, 0.025, 0.95), seeds_known=False)
     virtual = [(job.ttft_s, job.tpot_s) for job in simulate(Setting(fleet=fleet, trace=trace)).jobs]
     flags = ("--max-model-len", "8192", "--gpu-memory-utilization", "0.9")
     with running(*flags) as first, running(*flags) as second, router(first.url, second.url) as url:

@@ -1,5 +1,7 @@
 """The pure choice."""
 
+import time
+from collections import Counter
 from random import Random
 
 import pytest
@@ -7,10 +9,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay_api.modelservice import Role
-from forebay_router.choose import Candidate, Choice, Demand, Load, Rates, Reason, Snapshot, choose
+from forebay_api.objective import Objective
+from forebay_router.choose import FIELD_MAX, SLOW_START, Choice, Reason, Snapshot, choose
+from forebay_router.predicting import Candidate, Demand, Load
+from forebay_router.speed import Origin, PoolSpeed, Seed, Speed
 
-SPLIT = Demand(prompt_tokens=100, output_tokens=10, splittable=True)
-WHOLE = Demand(prompt_tokens=100, output_tokens=10)
+OBJECTIVE = Objective(ttft_s=0.5, tpot_s=0.025, target=0.9)
+SPLIT = Demand(prompt_tokens=1000, output_tokens=100, splittable=True, objective=OBJECTIVE)
+WHOLE = Demand(prompt_tokens=1000, output_tokens=100, objective=OBJECTIVE)
+ASSUMED = Seed(0.01, 1 / 10_000, 0.008, 0.0001, Origin.ASSUMED)
+PLANNED = Seed(0.01, 1 / 10_000, 0.008, 0.0001, Origin.PLANNED)
+SLOW = Seed(0.05, 1 / 1_000, 0.02, 0.001, Origin.PLANNED)
+P, D = Role.PREFILL, Role.DECODE
 
 
 def candidate(
@@ -18,44 +28,83 @@ def candidate(
     requests: int = 0,
     role: Role = Role.MIXED,
     *,
+    queued: int = 0,
+    seed: Seed = ASSUMED,
     revision: str = "r",
-    rates: Rates | None = None,
-    **load: int,
+    finished: int = 1000,
 ):
-    return Candidate(uid=uid, role=role, revision=revision, load=Load(requests=requests, **load), rates=rates)
+    """A worker with so many requests in flight and prompt tokens queued since time 0."""
+    made = Candidate(
+        uid, role, revision=revision, load=Load(requests=requests), speed=Speed(PoolSpeed(seed), finished=finished)
+    )
+    if queued:
+        made.load.backlog.add(1, queued, 0.0, visible=True)
+    return made
 
 
-def chosen(demand: Demand, *candidates: Candidate, seed: int = 0) -> Choice | None:
-    return choose(demand, Snapshot.of(candidates), Random(seed), 0.0)
+def demand(base: Demand = WHOLE, **changes) -> Demand:
+    return base._replace(**changes)
 
 
-FAST, SLOW = Rates(10_000, 0.001), Rates(1_000, 0.01)
-P, D = Role.PREFILL, Role.DECODE
+def chosen(asked: Demand, *candidates: Candidate, seed: int = 0) -> Choice | None:
+    return choose(asked, Snapshot.of(candidates), Random(seed), 0.0)
+
+
 TABLE = {
     "nobody": (WHOLE, [], None, None, None),
     "only one": (WHOLE, [candidate("a", 9)], "a", None, Reason.ONLY),
-    "fewest requests": (WHOLE, [candidate("a", 3), candidate("b", 1), candidate("c", 2)], "b", None, Reason.LEAST_WORK),
-    "one unknown rate makes it a count": (
-        WHOLE, [candidate("a", 1, rates=SLOW, prompt_tokens=9000), candidate("b", 2)], "a", None, Reason.LEAST_WORK,
+    "fewest requests": (WHOLE, [candidate("a", 3), candidate("b", 1), candidate("c", 2)], "b", None, Reason.LEAST_COST),
+    "shortest queue": (WHOLE, [candidate("a", 1, queued=900), candidate("b", 2, queued=300)], "b", None, Reason.LEAST_COST),
+    "the faster worker": (WHOLE, [candidate("a", 1, seed=SLOW), candidate("b", 3)], "b", None, Reason.LEAST_COST),
+    "the one that holds the prompt": (
+        demand(cached={"a": 900}), [candidate("a", 3), candidate("b", 1)], "a", None, Reason.CACHED,
     ),
-    "seconds where all rates are known": (
-        WHOLE,
-        [candidate("a", 1, rates=SLOW, prompt_tokens=9000), candidate("b", 2, rates=FAST, prompt_tokens=9000)],
-        "b", None, Reason.LEAST_WORK,
+    "not where the queue costs more than the prompt": (
+        demand(cached={"a": 900}), [candidate("a", 3, queued=2000), candidate("b", 1)], "b", None, Reason.LEAST_COST,
     ),
-    "decode work counts in seconds": (
-        WHOLE,
-        [candidate("a", 1, rates=FAST, output_tokens=5000), candidate("b", 3, rates=FAST, output_tokens=100)],
-        "b", None, Reason.LEAST_WORK,
+    "not for what all requests share": (
+        demand(cached={"a": 900}, common_tokens=900), [candidate("a", 3), candidate("b", 1)], "b", None, Reason.LEAST_COST,
+    ),
+    "not where its answer would come too slowly": (
+        demand(cached={"a": 900}), [candidate("a", 200), candidate("b", 1)], "b", None, Reason.LEAST_COST,
+    ),
+    "the best chance where nobody will make it": (
+        WHOLE, [candidate("a", 1, queued=90_000), candidate("b", 9, queued=20_000)], "b", None, Reason.BEST_CHANCE,
+    ),
+    "the best of the hopeless": (
+        WHOLE, [candidate("a", 1, queued=10**9), candidate("b", 9, queued=10**8)], "b", None, Reason.BEST_CHANCE,
     ),
     "a pair": (SPLIT, [candidate("p", 0, P), candidate("d", 0, D)], "d", "p", Reason.PAIR),
     "the best of each side": (
-        SPLIT, [candidate("p", 2, P), candidate("q", 1, P), candidate("d", 1, D), candidate("e", 2, D)], "d", "q", Reason.PAIR,
+        SPLIT,
+        [candidate("p", 2, P, queued=50), candidate("q", 2, P), candidate("d", 1, D), candidate("e", 2, D)],
+        "d", "q", Reason.PAIR,
+    ),
+    "prefill where the prompt is held": (
+        demand(SPLIT, cached={"p": 900}), [candidate("p", 1, P), candidate("q", 0, P), candidate("d", 1, D)],
+        "d", "p", Reason.PAIR,
     ),
     "never across revisions": (
         SPLIT,
         [candidate("p", 0, P, revision="1"), candidate("d", 0, D, revision="2"), candidate("e", 9, D, revision="1")],
         "e", "p", Reason.PAIR,
+    ),
+    "the best revision": (
+        SPLIT,
+        [candidate("p", 0, P, revision="1", queued=3000), candidate("d", 0, D, revision="1"),
+         candidate("q", 0, P, revision="2"), candidate("e", 2, D, revision="2")],
+        "e", "q", Reason.PAIR,
+    ),
+    "decode alone where prefill has a long queue": (
+        SPLIT,
+        [candidate("p", 9, P, queued=3000, seed=PLANNED), candidate("d", 1, D, seed=PLANNED)], "d", None, Reason.LOCAL,
+    ),
+    "never alone on a guess": (
+        SPLIT, [candidate("p", 9, P, queued=3000), candidate("d", 1, D)], "d", "p", Reason.PAIR,
+    ),
+    "no decode work beside many others": (
+        SPLIT,
+        [candidate("p", 1, P, queued=200, seed=PLANNED), candidate("d", 20, D, seed=PLANNED)], "d", "p", Reason.PAIR,
     ),
     "no prefill worker: decode alone": (SPLIT, [candidate("d", 3, D), candidate("e", 2, D)], "e", None, Reason.NO_PREFILL),
     "no partner of its revision: decode alone": (
@@ -64,23 +113,27 @@ TABLE = {
     "not splittable: decode computes the prompt": (WHOLE, [candidate("p", 0, P), candidate("d", 0, D)], "d", None, Reason.ONLY),
     "prefill workers alone cannot answer": (SPLIT, [candidate("p", 0, P)], None, None, None),
     "failed workers are left out": (
-        Demand(splittable=True, excluded=frozenset({"d", "p"})),
+        demand(SPLIT, excluded=frozenset({"d", "p"})),
         [candidate("p", 0, P), candidate("q", 5, P), candidate("d", 0, D), candidate("e", 5, D)],
         "e", "q", Reason.PAIR,
     ),
     "every prefill worker failed: decode alone": (
-        Demand(splittable=True, excluded=frozenset({"p"})),
-        [candidate("p", 0, P), candidate("d", 0, D)],
-        "d", None, Reason.NO_PREFILL,
+        demand(SPLIT, excluded=frozenset({"p"})), [candidate("p", 0, P), candidate("d", 0, D)], "d", None, Reason.NO_PREFILL,
     ),
-    "all failed": (Demand(excluded=frozenset({"a"})), [candidate("a")], None, None, None),
+    "all failed": (demand(excluded=frozenset({"a"})), [candidate("a")], None, None, None),
+    "a fresh worker gets few at once": (
+        WHOLE, [candidate("a", SLOW_START, finished=0), candidate("b", 30)], "b", None, Reason.ONLY,
+    ),
+    "fresh workers alone get what there is": (
+        WHOLE, [candidate("a", 40, finished=0), candidate("b", 30, finished=0)], "b", None, Reason.LEAST_COST,
+    ),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("case", TABLE)
 def test_choice(case):
-    demand, candidates, worker, prefill, reason = TABLE[case]
-    choice = chosen(demand, *candidates)
+    asked, candidates, worker, prefill, reason = TABLE[case]
+    choice = chosen(asked, *candidates)
     if worker is None:
         assert choice is None
         return
@@ -96,14 +149,24 @@ def test_full_workers_get_nothing():
     assert chosen(WHOLE, full, room).worker is room
 
 
+def test_predictions_are_the_formula():
+    """TTFT = queue + base + own; TPOT with one more; cost in shares of the objective."""
+    asked = demand(cached={"a": 400})
+    told = chosen(asked, candidate("a", 4, queued=1500)).prediction
+    assert told.wait_s == pytest.approx(0.15)
+    assert told.uncached_tokens == 600
+    assert told.ttft_s == pytest.approx(0.15 + 0.01 + 0.06)
+    assert told.tpot_s == pytest.approx(0.008 + 5 * 0.0001)
+    others = 4 * (0.06 / 100 + 0.0001)
+    assert told.cost == pytest.approx(told.ttft_s / 0.5 + (told.tpot_s + others) / 0.025)
+
+
 def test_ties_are_spread():
     """C074: equal loads do not always pick the same worker."""
     rng = Random(74)
     snapshot = Snapshot.of([candidate(uid) for uid in "abcd"])
-    counts = dict.fromkeys("abcd", 0)
-    for _ in range(4000):
-        counts[choose(WHOLE, snapshot, rng, 0.0).worker.uid] += 1
-    assert all(850 < count < 1150 for count in counts.values())
+    counts = Counter(choose(WHOLE, snapshot, rng, 0.0).worker.uid for _ in range(4000))
+    assert all(850 < counts[uid] < 1150 for uid in "abcd")
 
 
 def test_burst_is_spread_because_load_counts_at_dispatch():
@@ -112,54 +175,138 @@ def test_burst_is_spread_because_load_counts_at_dispatch():
     prefill = [candidate(uid, 0, P) for uid in "pqrs"]
     decode = [candidate(uid, 0, D) for uid in "de"]
     snapshot = Snapshot.of([*prefill, *decode])
-    for _ in range(200):
+    for number in range(200):
         choice = choose(SPLIT, snapshot, rng, 0.0)
         choice.prefill.load.requests += 1
+        choice.prefill.load.backlog.add(number, choice.prediction.uncached_tokens, 0.0, visible=True)
         choice.worker.load.requests += 1
     assert [one.load.requests for one in prefill] == [50, 50, 50, 50]
     assert [one.load.requests for one in decode] == [100, 100]
 
 
+def test_misses_go_to_the_idle_worker_whatever_it_holds():
+    """C073: a busy worker with few known prefixes, an idle one with many."""
+    busy, idle = candidate("a", 64, queued=20_000), candidate("b", 0)
+    for at in range(50):
+        choice = choose(WHOLE, Snapshot.of([busy, idle]), Random(at), 0.0)
+        assert choice.worker is idle
+
+
+def test_a_worker_that_hangs_gets_nothing_new():
+    """Its head is overdue, so its queue looks longer with time."""
+    hung, others = candidate("a", 1, queued=1000), [candidate(uid, 1) for uid in "bc"]
+    hung_held = demand(cached={"a": 1000})
+    snapshot = Snapshot.of([hung, *others])
+    assert choose(hung_held, snapshot, Random(0), 0.1).worker is hung
+    assert choose(hung_held, snapshot, Random(0), 3.0).worker is not hung
+
+
+def test_a_hot_prefix_spreads_over_as_many_workers_as_it_needs():
+    """38 % of the requests share 6,000 tokens: its first worker gets more than its share, never so much that others idle."""
+    rng, now_s = Random(38), 0.0
+    workers = [candidate(uid) for uid in "abcdefgh"]
+    snapshot = Snapshot.of(workers)
+    held: dict[str, int] = {}
+    computed = Counter()
+    counts = Counter()
+    for number in range(2000):
+        now_s += rng.expovariate(100.0)
+        hot = rng.random() < 0.38
+        asked = demand(prompt_tokens=6500 if hot else 800, cached=held if hot else {})
+        choice = choose(asked, snapshot, rng, now_s)
+        worker = choice.worker
+        for lease, prompt in tuple(worker.load.backlog.prompts.items()):
+            if worker.load.backlog.began_s + prompt.tokens * 1e-4 < now_s:
+                worker.load.backlog.computed(
+                    lease, max(worker.load.backlog.began_s, prompt.sent_s) + prompt.tokens * 1e-4
+                )
+        worker.load.backlog.add(number, max(1, choice.prediction.uncached_tokens), now_s, visible=False)
+        counts[worker.uid] += 1
+        computed[worker.uid] += choice.prediction.uncached_tokens
+        if hot:
+            held[worker.uid] = 6000
+    assert len(held) >= 2
+    assert max(counts.values()) / (2000 / 8) < 1.6
+    assert sum(computed.values()) < 2000 * 0.62 * 800 + 2000 * 0.38 * 500 + 60 * 6000
+
+
 _CANDIDATES = st.lists(
     st.builds(
-        Candidate,
+        candidate,
         uid=st.uuids().map(str),
         role=st.sampled_from(Role),
+        requests=st.integers(0, 40),
         revision=st.sampled_from("12"),
-        load=st.builds(
-            Load, requests=st.integers(0, 5), prompt_tokens=st.integers(0, 9999), output_tokens=st.integers(0, 999)
-        ),
-        rates=st.sampled_from([None, FAST, SLOW]),
-        limit=st.sampled_from([None, 3]),
+        queued=st.integers(0, 9999),
+        seed=st.sampled_from([ASSUMED, PLANNED, SLOW]),
+        finished=st.sampled_from([0, 1000]),
     ),
     max_size=8,
+    unique_by=lambda one: one.uid,
 )
 
 
 @given(_CANDIDATES, st.booleans(), st.integers(), st.data())
 def test_laws_of_the_choice(candidates, splittable, seed, data):
-    """A choice can serve, has room, has not failed, pairs one revision, and nobody who could take its place has less work."""
-    excluded = (
-        frozenset(data.draw(st.sets(st.sampled_from([one.uid for one in candidates])))) if candidates else frozenset()
-    )
-    demand = Demand(100, 10, splittable, excluded)
+    """A choice can serve, has not failed, pairs one revision; nobody that could replace it is better; it can be repeated."""
+    uids = [one.uid for one in candidates]
+    some = st.sets(st.sampled_from(uids)) if uids else st.just(set())
+    excluded = frozenset(data.draw(some))
+    asked = demand(splittable=splittable, excluded=excluded, cached=dict.fromkeys(data.draw(some), 600))
     snapshot = Snapshot.of(candidates)
-    choice = choose(demand, snapshot, Random(seed), 0.0)
-
-    def usable(one: Candidate) -> bool:
-        return one.uid not in excluded and (one.limit is None or one.load.requests < one.limit)
-
+    choice = choose(asked, snapshot, Random(seed), 0.01)
     if choice is None:
-        assert not any(usable(one) and one.role is not Role.PREFILL for one in candidates)
+        assert all(one.uid in excluded or one.role is Role.PREFILL for one in candidates)
         return
-    assert usable(choice.worker)
+    assert choice.worker.uid not in excluded
     assert choice.worker.role is not Role.PREFILL
     if choice.prefill is not None:
         assert splittable
-        assert usable(choice.prefill)
+        assert choice.prefill.uid not in excluded
         assert (choice.prefill.role, choice.worker.role) == (Role.PREFILL, Role.DECODE)
         assert choice.prefill.revision == choice.worker.revision
-    works = dict(zip([one.uid for one in choice.candidates], choice.works, strict=True))
-    same_side = {one.uid for one in candidates if (one.role is Role.PREFILL) == (choice.worker.role is Role.PREFILL)}
-    assert choice.work_before(choice.worker) == min(work for uid, work in works.items() if uid in same_side)
-    assert choice == choose(demand, snapshot, Random(seed), 0.0), "the same inputs give the same choice"
+    else:
+        rivals = [one for one in choice.considered if one.comfortable]
+        assert choice.prediction.comfortable or not rivals
+        if choice.prediction.comfortable:
+            assert choice.prediction.cost == min(one.cost for one in rivals)
+        else:
+            assert choice.prediction.chance == max(one.chance for one in choice.considered)
+    assert all(one.ttft_s >= 0 and one.cost > 0 and 0 <= one.chance <= 1 for one in choice.considered)
+    assert choice == choose(asked, snapshot, Random(seed), 0.01), "the same inputs give the same choice"
+
+
+@given(st.integers(0, 1000), st.integers(0, 1000), st.integers(0, 20))
+def test_more_of_the_prompt_is_never_worse(less, more, requests):
+    less, more = sorted((less, more))
+    one, other = candidate("a", requests), candidate("b", requests)
+    choice = chosen(demand(cached={"a": less, "b": more}), one, other)
+    assert more == less or choice.worker is other
+
+
+@pytest.mark.parametrize("workers", [10, 100, 1000])
+def test_large_fields_are_sampled_and_holders_found(workers):
+    candidates = [candidate(f"w{at}", at % 5) for at in range(workers)]
+    snapshot = Snapshot.of(candidates)
+    choice = choose(demand(cached={"w7": 900}), snapshot, Random(7), 0.0)
+    assert choice.worker.uid == "w7"
+    assert len(choice.considered) <= FIELD_MAX
+    least = [choose(WHOLE, snapshot, Random(at), 0.0).worker.load.requests for at in range(50)]
+    assert max(least) == 0
+
+
+def test_a_thousand_workers_take_no_longer_than_forty():
+    def cost_s(workers: int) -> float:
+        snapshot = Snapshot.of([candidate(f"w{at}", at % 5, queued=100 + at) for at in range(workers)])
+        rng, best = Random(1), 1.0
+        for _ in range(20):
+            start = time.process_time()
+            for _ in range(20):
+                choose(WHOLE, snapshot, rng, 0.0)
+            best = min(best, (time.process_time() - start) / 20)
+        return best
+
+    few, many = cost_s(40), cost_s(1000)
+    print(f"choose: 40 workers {few * 1e6:.0f} us, 1,000 workers {many * 1e6:.0f} us")
+    assert many < 1.5 * few
+    assert many < 0.0005

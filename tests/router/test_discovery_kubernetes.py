@@ -14,6 +14,7 @@ from forebay_router.discovery import kubernetes, listwatch
 from forebay_router.discovery.kubernetes import POD_SELECTOR, KubernetesDiscovery
 from forebay_router.discovery.listwatch import ApiFailure, Backoff, Follower, lines
 from forebay_router.discovery.objects import read_service, read_worker
+from forebay_router.speed import Origin
 from forebay_router.table import ServiceKey, WorkerState, WorkerTable
 from forebay_router.upstream import Upstreams
 from tests.router.harness import until
@@ -381,7 +382,7 @@ def test_service_in_numbers():
 
 
 async def test_work_is_timed_where_the_capacity_model_knows_model_and_accelerator():
-    """Rates come and go with the AcceleratorClass; the load of a worker stays."""
+    """Planned speeds come and go with the AcceleratorClass; the load of a worker stays."""
     api = PlayedApi()
     seconds = model_service(model="llama-3.1-8b")
     seconds["spec"]["model"]["source"] = "hf://meta-llama/Llama-3.1-8B-Instruct"
@@ -392,16 +393,16 @@ async def test_work_is_timed_where_the_capacity_model_knows_model_and_accelerato
     async with discovering(api) as (table, _):
         await until(lambda: ready(table) == {"u1"} and CLASSES in api.streams, "used")
         service = table.services[ServiceKey("n", "chat")]
-        assert not service.snapshot.timed
+        assert service.speeds["mixed"].origin is Origin.ASSUMED
         lease = table.take(table.workers["u1"], prompt_tokens=1000, output_tokens=100)
         api.tell(CLASSES, "ADDED", h100)
-        await until(lambda: service.snapshot.timed, "timed")
+        await until(lambda: service.speeds["mixed"].origin is Origin.PLANNED, "planned")
         (candidate,) = service.snapshot.mixed
         assert candidate.load.requests == 1
-        assert 10_000 < candidate.rates.prefill_tokens_per_s < 100_000
-        assert 1e-5 < candidate.rates.output_token_s < 1e-2
+        assert 10_000 < 1 / candidate.token_s < 100_000
+        assert 1e-3 < candidate.speed.pool.output_token.at(1) < 1e-1
         api.tell(CLASSES, "DELETED", h100)
-        await until(lambda: not service.snapshot.timed, "counted again")
+        await until(lambda: service.speeds["mixed"].origin is Origin.ASSUMED, "assumed again")
         lease.release()
         assert table.workers["u1"].load.requests == 0
 
@@ -415,5 +416,13 @@ def test_worker_in_detail():
         "first",
         Role.PREFILL,
     )
+    assert (worker.kv_events_port, worker.kv_replay_port) == (None, None)
     assert (worker.revision, worker.state, worker.name) == ("r1", WorkerState.READY, "n/pod-u1")
+    publishing = pod()
+    publishing["spec"]["containers"][0]["ports"] += [
+        {"name": "kv-events", "containerPort": 5557},
+        {"name": "kv-replay", "containerPort": 5558},
+    ]
+    worker = read_worker(publishing)
+    assert (worker.port, worker.kv_events_port, worker.kv_replay_port) == (8000, 5557, 5558)
     assert read_worker(pod(role="Cook")) is None

@@ -258,6 +258,6 @@ def test_documentation_names_the_tests_of_every_field_case():
     """The table in the docs and the ids in the tests' docstrings are the same."""
     shown = set(re.findall(r"^\| (C\d{3}) \|", DOCS.read_text(), re.MULTILINE))
     tested = set()
-    for path in Path(__file__).parent.glob("test_*.py"):
+    for path in Path(__file__).parent.rglob("test_*.py"):
         tested |= set(re.findall(r"\bC\d{3}\b", path.read_text()))
     assert shown == tested

@@ -7,7 +7,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 
 from forebay_api.modelservice import Role
 from forebay_api.objective import Objective
-from forebay_router.choose import Load
+from forebay_router.predicting import Load
 from forebay_router.table import (
     LeaseEvent,
     ServiceKey,

@@ -1,67 +1,54 @@
 """Which worker, or pair of workers, a request goes to. Pure: no loop, no clock, no I/O.
 
-`choose(demand, snapshot, rng, now_s) -> Choice | None` picks the candidate with the least outstanding work. Work is counted at
-dispatch (a lease), not when the worker says so, since a burst arrives before any worker could have said anything.
+`choose(demand, snapshot, rng, now_s) -> Choice | None` predicts, for every candidate,
 
-    work of a worker = (prompt tokens not yet prefilled) / prefill rate + (output tokens still expected) x seconds per token
+    TTFT = wait for the prompts queued there + base + uncached tokens of its own x seconds a token   (+ transfer for a pair)
+    TPOT = seconds per output token with one more sequence in flight
 
-where the rates of every candidate are known; else the number of requests in flight, which is the same order for equal
-workers and equal requests. One unknown rate makes the whole comparison a count: seconds and counts never meet.
+from lines that are learnt from finished requests (`speed`), the queue (`backlog`) and what the prefix index says of each worker's
+cache. Then, in this order:
+
+1. Candidates that will meet the objective with at least its target probability come first: both predicted times, stretched by
+   the error that predictions have had, are within their limits. With none such, the one with the best chance wins.
+2. Among them the least cost. Cost is the share of the objective's time that the choice uses up, its own and the others':
+
+       cost = TTFT / ttft + TPOT / tpot + others x (delay of each one's output by this prompt and by this sequence) / tpot
+
+   Seconds before and after the first token are made comparable by the objective itself; there is nothing to tune.
+3. Equal costs: fewest requests in flight, then the random generator, or the first of equal workers would take every burst.
+
+A start that nearly every request shares counts as held by everybody here (`common_tokens`), or it would tie traffic to the
+workers that are already warm. A prefix that a large share of requests has spreads by itself: when its workers' queues cost more
+than computing it again, the next request goes elsewhere, and from then on one more worker has it.
+
+Slow start: a worker that has answered few requests gets at most `SLOW_START` + twice that many in flight while others have room;
+its speed is a guess, and its empty queue would draw a burst.
 
 A request that may be split goes to a (prefill, decode) pair of one revision, since workers of different revisions cannot read
-each other's KV cache; where no pair exists, to one worker that can do both: Mixed, or Decode, which computes the prompt itself.
-Equal work is decided by the random generator, or the first of equal workers would take every burst.
+each other's KV cache. Both sides are independent given the revision, so the best pair is made of the best of each side. A worker
+that can do both competes where its prefill speed is known; where no pair exists it takes the request anyway.
 
-Candidates hold live loads that the table changes; a snapshot is their grouping, made anew only when membership changes.
+At most `FIELD_MAX` candidates a side are predicted: those that hold most of the prompt and a random run of the others. With 24
+random ones of 1,000 the least loaded is as good as found, and the time is the same for 10 workers and 1,000.
+
+Candidates hold live loads and speeds that others change; a snapshot is their grouping, made anew only when membership changes.
 `choose` runs in one go on the loop's thread, so nothing moves under it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from math import inf
 from random import Random
-from typing import NamedTuple
+from typing import Final
 
 from forebay_api.modelservice import Role
+from forebay_router.predicting import Candidate, Demand, Prediction, join, predict, predict_decode
+from forebay_router.speed import Origin
 
-
-@dataclass(frozen=True, slots=True)
-class Rates:
-    """How fast one worker is."""
-
-    prefill_tokens_per_s: float
-    """Prompt tokens computed in a second."""
-    output_token_s: float
-    """Seconds of the worker that one more output token costs, at its usual batch size."""
-
-
-@dataclass(slots=True)
-class Load:
-    """What was sent to a worker and has not ended. Changed by leases only."""
-
-    requests: int = 0
-    """Requests in flight."""
-    prompt_tokens: int = 0
-    """Estimated prompt tokens of requests whose first token has not come."""
-    output_tokens: int = 0
-    """Output tokens expected of the requests in flight."""
-
-
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """A worker as `choose` sees it."""
-
-    uid: str
-    role: Role
-    pool: str = ""
-    revision: str = ""
-    """Prefill and decode are paired only when these are equal."""
-    load: Load = field(default_factory=Load)
-    """Live."""
-    rates: Rates | None = None
-    """None while unknown."""
-    limit: int | None = None
-    """Most requests in flight at once; None is no limit."""
+SLOW_START: Final = 4
+FIELD_MAX: Final = 32
+_HOLDERS_MAX: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +58,7 @@ class Snapshot:
     mixed: tuple[Candidate, ...] = ()
     prefill: tuple[Candidate, ...] = ()
     decode: tuple[Candidate, ...] = ()
-    alone: tuple[Candidate, ...] = ()
-    """Those that can answer without a partner: Mixed and Decode."""
-    timed: bool = False
-    """Every candidate's rates are known, so work is in seconds."""
-    limited: bool = False
-    """Some candidate has a limit."""
+    by_uid: Mapping[str, Candidate] = field(default_factory=dict)
 
     @classmethod
     def of(cls, candidates: Sequence[Candidate]) -> "Snapshot":
@@ -85,35 +67,29 @@ class Snapshot:
             mixed=tuple(one for one in candidates if one.role is Role.MIXED),
             prefill=tuple(one for one in candidates if one.role is Role.PREFILL),
             decode=tuple(one for one in candidates if one.role is Role.DECODE),
-            alone=tuple(one for one in candidates if one.role is not Role.PREFILL),
-            timed=bool(candidates) and all(one.rates is not None for one in candidates),
-            limited=any(one.limit is not None for one in candidates),
+            by_uid={one.uid: one for one in candidates},
         )
 
-
-class Demand(NamedTuple):
-    """What is known of a request when it is placed."""
-
-    prompt_tokens: int = 0
-    """Estimate."""
-    output_tokens: int = 0
-    """Estimate, at most what the client allows."""
-    splittable: bool = False
-    """Prefill may run on one worker and decode on another."""
-    excluded: frozenset[str] = frozenset()
-    """Workers that failed on this request already."""
+    @property
+    def empty(self) -> bool:
+        """No candidate that can answer alone or in a pair."""
+        return not self.mixed and not self.decode
 
 
 class Reason(StrEnum):
     """Why a choice is what it is."""
 
     ONLY = "only candidate"
-    LEAST_WORK = "least outstanding work"
-    PAIR = "least outstanding work, prefill and decode apart"
+    CACHED = "least cost, holds part of the prompt"
+    LEAST_COST = "least cost"
+    BEST_CHANCE = "best chance to meet the objective"
+    PAIR = "least cost, prefill and decode apart"
     NO_PREFILL = "decode alone: no prefill worker of its revision"
+    LOCAL = "decode alone: cheaper than prefill elsewhere"
 
 
-class Choice(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Choice:
     """Where a request goes, and why."""
 
     worker: Candidate
@@ -121,90 +97,157 @@ class Choice(NamedTuple):
     prefill: Candidate | None
     """Computes the prompt, when that is another worker."""
     reason: Reason
-    candidates: tuple[Candidate, ...]
-    """All that were considered."""
-    works: tuple[float, ...]
-    """Outstanding work of each before this request: seconds where the snapshot is timed, else requests."""
+    prediction: Prediction
+    """Of the choice: for a pair TTFT is the pair's, wait and uncached tokens the prefill worker's."""
+    considered: tuple[Prediction, ...]
+    """Of every candidate that was looked at, the chosen one included; of a pair each side by itself."""
+    field: Mapping[str, Candidate]
+    """The candidates by uid."""
 
-    def work_before(self, candidate: Candidate) -> float:
-        """Outstanding work of one of the candidates when the choice was made."""
-        return self.works[self.candidates.index(candidate)]
-
-
-def work_of(candidate: Candidate, *, timed: bool) -> float:
-    """Outstanding work of a worker: seconds when timed, else requests in flight."""
-    load = candidate.load
-    if not timed or candidate.rates is None:
-        return load.requests
-    return (
-        load.prompt_tokens / candidate.rates.prefill_tokens_per_s + load.output_tokens * candidate.rates.output_token_s
-    )
+    def name_of(self, uid: str) -> str:
+        """A candidate's name, for people."""
+        candidate = self.field.get(uid)
+        return candidate.name if candidate is not None and candidate.name else uid
 
 
-def _works(candidates: Sequence[Candidate], *, timed: bool) -> list[float]:
-    if timed:
-        return [work_of(one, timed=True) for one in candidates]
-    return [one.load.requests for one in candidates]
+def choose(demand: Demand, snapshot: Snapshot, rng: Random, now_s: float) -> Choice | None:
+    """The best candidate for a request, or None when no worker can take it now. `now_s` is monotonic seconds."""
+    pair = None
+    if demand.splittable and snapshot.prefill and snapshot.decode:
+        pair = _choose_pair(demand, snapshot, rng, now_s)
+    alone = _alone(demand, snapshot, rng, now_s, with_pair=pair is not None)
+    if pair is None or alone is None:
+        return alone or pair
+    better = _rank(alone.prediction) < _rank(pair.prediction)
+    return alone if better else pair
 
 
-def _usable(candidates: tuple[Candidate, ...], demand: Demand, snapshot: Snapshot) -> tuple[Candidate, ...]:
-    """Candidates that did not fail on this request and have room."""
-    excluded = demand.excluded
-    if not excluded and not snapshot.limited:
-        return candidates
-    return tuple(
-        one for one in candidates if one.uid not in excluded and (one.limit is None or one.load.requests < one.limit)
-    )
+def _rank(prediction: Prediction) -> tuple[bool, float, float]:
+    if prediction.comfortable:
+        return False, prediction.cost, 0.0
+    return True, -prediction.chance, prediction.cost
 
 
-def _least(works: Sequence[float], rng: Random) -> int:
-    """Index of the least work; ties at random."""
-    if len(works) == 1:
-        return 0
-    lowest = min(works)
-    index = works.index(lowest)
-    ties = works.count(lowest)
-    if ties > 1:
-        for _ in range(int(rng.random() * ties)):
-            index = works.index(lowest, index + 1)
-    return index
-
-
-def choose(demand: Demand, snapshot: Snapshot, rng: Random, now_s: float) -> Choice | None:  # noqa: ARG001
-    """The best candidate for a request, or None when no worker can take it now.
-
-    `now_s` is monotonic seconds; predictions that age will need it, so callers pass it from the start.
-    """
-    if demand.splittable and snapshot.prefill and snapshot.decode and not snapshot.mixed:
-        pair = _choose_pair(demand, snapshot, rng)
-        if pair is not None:
-            return pair
-    alone = _usable(snapshot.alone, demand, snapshot)
-    if not alone:
+def _alone(demand: Demand, snapshot: Snapshot, rng: Random, now_s: float, *, with_pair: bool) -> Choice | None:
+    """The best single worker; beside a pair, Decode workers take part only where their prefill speed is known."""
+    pool = snapshot.mixed
+    if snapshot.decode and not with_pair:
+        pool += snapshot.decode
+    elif snapshot.decode:
+        pool += tuple(one for one in snapshot.decode if one.speed.pool.origin is not Origin.ASSUMED)
+    usable = _usable(pool, demand, snapshot, rng)
+    if not usable:
         return None
-    works = _works(alone, timed=snapshot.timed)
-    worker = alone[_least(works, rng)]
-    if demand.splittable and worker.role is Role.DECODE:
-        reason = Reason.NO_PREFILL
-    else:
-        reason = Reason.ONLY if len(alone) == 1 else Reason.LEAST_WORK
-    return Choice(worker, None, reason, alone, tuple(works))
+    predictions = predict(usable, demand, now_s)
+    index = _best(predictions, usable, rng)
+    chosen = usable[index]
+    reason = _reason(predictions[index], demand, alone=len(usable) == 1)
+    if demand.splittable and chosen.role is Role.DECODE:
+        reason = Reason.LOCAL if with_pair else Reason.NO_PREFILL
+    return Choice(chosen, None, reason, predictions[index], tuple(predictions), snapshot.by_uid)
 
 
-def _choose_pair(demand: Demand, snapshot: Snapshot, rng: Random) -> Choice | None:
-    """Least-loaded decode worker that has a prefill partner, with the least-loaded such partner.
+def _reason(prediction: Prediction, demand: Demand, *, alone: bool) -> Reason:
+    if alone:
+        return Reason.ONLY
+    if not prediction.comfortable:
+        return Reason.BEST_CHANCE
+    return Reason.CACHED if demand.cached.get(prediction.uid, 0) > demand.common_tokens else Reason.LEAST_COST
 
-    Both sides are independent given the revision, so the best pair is the best of each side within one revision.
-    """
-    prefill = _usable(snapshot.prefill, demand, snapshot)
+
+def _choose_pair(demand: Demand, snapshot: Snapshot, rng: Random, now_s: float) -> Choice | None:
+    """The best pair of one revision."""
+    prefill = _usable(snapshot.prefill, demand, snapshot, rng)
     revisions = {one.revision for one in prefill}
-    decode = tuple(one for one in _usable(snapshot.decode, demand, snapshot) if one.revision in revisions)
+    decode = [one for one in _usable(snapshot.decode, demand, snapshot, rng) if one.revision in revisions]
     if not decode:
         return None
-    decode_works = _works(decode, timed=snapshot.timed)
-    worker = decode[_least(decode_works, rng)]
-    if len(revisions) > 1:
-        prefill = tuple(one for one in prefill if one.revision == worker.revision)
-    prefill_works = _works(prefill, timed=snapshot.timed)
-    partner = prefill[_least(prefill_works, rng)]
-    return Choice(worker, partner, Reason.PAIR, prefill + decode, (*prefill_works, *decode_works))
+    revisions = {one.revision for one in decode}
+    prefill = [one for one in prefill if one.revision in revisions]
+    firsts = predict(prefill, demand, now_s)
+    seconds = predict_decode(decode, demand)
+    found: Choice | None = None
+    for revision in sorted(revisions):
+        first = _best_of(revision, firsts, prefill, rng)
+        second = _best_of(revision, seconds, decode, rng)
+        pools = (prefill[first].speed.pool, decode[second].speed.pool)
+        whole = join(firsts[first], seconds[second], pools, demand)
+        if found is None or _rank(whole) < _rank(found.prediction):
+            found = Choice(decode[second], prefill[first], Reason.PAIR, whole, (*firsts, *seconds), snapshot.by_uid)
+    return found
+
+
+def _best_of(revision: str, predictions: Sequence[Prediction], candidates: Sequence[Candidate], rng: Random) -> int:
+    """Index of the best candidate of a revision."""
+    indices = [index for index, one in enumerate(candidates) if one.revision == revision]
+    if len(indices) == len(candidates):
+        return _best(predictions, candidates, rng)
+    return indices[_best([predictions[index] for index in indices], [candidates[index] for index in indices], rng)]
+
+
+# -- who may take it --------------------------------------------------------------------------------------------------
+
+
+def _usable(pool: Sequence[Candidate], demand: Demand, snapshot: Snapshot, rng: Random) -> Sequence[Candidate]:
+    """Candidates to predict: with room, not failed on this request, not beyond their slow start; at most `FIELD_MAX`."""
+    if len(pool) > FIELD_MAX:
+        field_of_few = _with_room(_some(pool, demand, snapshot, rng), demand)
+        if field_of_few:
+            return field_of_few
+    return _with_room(pool, demand)
+
+
+def _some(pool: Sequence[Candidate], demand: Demand, snapshot: Snapshot, rng: Random) -> Sequence[Candidate]:
+    """Those that hold most of the prompt, and a random run of all."""
+    role = {one.role for one in (pool[0], pool[-1])}
+    cached = demand.cached
+    holders = sorted(cached, key=cached.__getitem__, reverse=True)[: 2 * _HOLDERS_MAX] if cached else ()
+    some: dict[str, Candidate] = {}
+    for uid in holders:
+        held = snapshot.by_uid.get(uid)
+        if held is not None and held.role in role and len(some) < _HOLDERS_MAX:
+            some[uid] = held
+    start = int(rng.random() * len(pool))
+    run = pool[start : start + FIELD_MAX - _HOLDERS_MAX]
+    if len(run) < FIELD_MAX - _HOLDERS_MAX:
+        run = [*run, *pool[: FIELD_MAX - _HOLDERS_MAX - len(run)]]
+    for one in run:
+        some[one.uid] = one
+    return list(some.values())
+
+
+def _with_room(pool: Sequence[Candidate], demand: Demand) -> Sequence[Candidate]:
+    excluded = demand.excluded
+    room = warm = [
+        one for one in pool if (one.limit is None or one.load.requests < one.limit) and one.uid not in excluded
+    ]
+    if any(one.load.requests >= SLOW_START and one.load.requests >= _allowance(one) for one in room):
+        warm = [one for one in room if one.load.requests < _allowance(one)]
+    return warm or room
+
+
+def _allowance(one: Candidate) -> int:
+    """Requests in flight that a worker has earned."""
+    return SLOW_START + 2 * one.speed.finished
+
+
+# -- picking ----------------------------------------------------------------------------------------------------------
+
+
+def _best(predictions: Sequence[Prediction], candidates: Sequence[Candidate], rng: Random) -> int:
+    """Index of the best prediction; among equal ones of the fewest requests in flight, at random."""
+    if len(predictions) == 1:
+        return 0
+    costs = [one.cost if one.comfortable else inf for one in predictions]
+    lowest = min(costs)
+    if lowest < inf:
+        ties = [at for at, cost in enumerate(costs) if cost == lowest]
+    else:
+        ranks = [(-one.chance, one.cost) for one in predictions]
+        best = min(ranks)
+        ties = [at for at, rank in enumerate(ranks) if rank == best]
+    if len(ties) == 1:
+        return ties[0]
+    fewest = min(candidates[at].load.requests for at in ties)
+    ties = [at for at in ties if candidates[at].load.requests == fewest]
+    return ties[int(rng.random() * len(ties))]

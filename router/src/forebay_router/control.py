@@ -6,7 +6,9 @@ which `metrics` keeps short (about 1 us a line).
 """
 
 import contextlib
+import time
 from collections.abc import Generator, Iterator
+from math import isfinite
 from typing import Any
 
 import uvicorn
@@ -14,13 +16,32 @@ from fastapi import FastAPI, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
 
 from forebay_router import metrics
-from forebay_router.choose import work_of
 from forebay_router.discovery.source import Discovery
+from forebay_router.kv_events import KvEvents
 from forebay_router.router import Router
 from forebay_router.table import Service, Worker, WorkerState
 
 
-def _gauges(router: Router, discovery: Discovery) -> Iterator[metrics.Sample]:
+def _prefix_gauges(router: Router, service: Service, labels: metrics.Labels) -> Iterator[metrics.Sample]:
+    known = router.tools.placing.index.services.get(str(service.spec.key))
+    yield metrics.PREDICTED_TOKENS, labels, known.predicted_tokens if known else 0
+    yield metrics.DELIVERED_TOKENS, labels, known.delivered_tokens if known else 0
+    yield metrics.MISSED_TOKENS, labels, known.missed_tokens if known else 0
+
+
+def _index_gauges(router: Router, kv_events: KvEvents) -> Iterator[metrics.Sample]:
+    index, counts = router.tools.placing.index, kv_events.counts
+    yield metrics.INDEX_BLOCKS, (), index.approximate.entries
+    yield metrics.INDEX_RESETS, (), index.approximate.resets
+    yield metrics.INDEX_FALLBACKS, (), index.fallbacks
+    yield metrics.KV_SUBSCRIPTIONS, (), len(kv_events.connected)
+    yield metrics.KV_MESSAGES, (), counts.messages
+    for kind in ("malformed", "gaps", "restarts", "holes"):
+        yield metrics.KV_TROUBLES, (("kind", kind),), getattr(counts, kind)
+    yield metrics.KV_TROUBLES, (("kind", "orphans"),), index.precise.orphans
+
+
+def _gauges(router: Router, discovery: Discovery, kv_events: KvEvents) -> Iterator[metrics.Sample]:
     table = router.table
     for service in table.services.values():
         of_service = (("namespace", service.spec.key.namespace), ("model_service", service.spec.key.name))
@@ -32,19 +53,54 @@ def _gauges(router: Router, discovery: Discovery) -> Iterator[metrics.Sample]:
             for state, count in counts.items():
                 labels = (*of_service, ("pool", pool), ("role", stats.role), ("state", state.value))
                 yield metrics.WORKERS, labels, count
+        yield from _prefix_gauges(router, service, of_service)
+    yield from _index_gauges(router, kv_events)
     yield metrics.SYNCED, (), int(discovery.synced)
     yield metrics.CONNECTIONS, (), len(router.connections.live) if router.connections else 0
     yield metrics.LEASES, (), len(table.leases)
     yield metrics.DISCOVERY_ERRORS, (), discovery.failures
 
 
-def metrics_text(router: Router, discovery: Discovery) -> bytes:
+def metrics_text(router: Router, discovery: Discovery, kv_events: KvEvents) -> bytes:
     """The exposition of everything the router counts."""
     services = [router.tools.unknown_stats, *router.table.service_stats()]
-    return metrics.render(services, _gauges(router, discovery))
+    return metrics.render(services, _gauges(router, discovery, kv_events))
 
 
-def _worker_state(worker: Worker, *, timed: bool) -> dict[str, Any]:
+def _speed_state(worker: Worker, now_s: float) -> dict[str, Any]:
+    candidate = worker.candidate
+    speed, pool = candidate.speed, candidate.speed.pool
+    return {
+        "wait_s": round(worker.load.backlog.wait_s(candidate.token_s, now_s), 4),
+        "origin": pool.origin.value,
+        "first_token_base_s": round(pool.first_token.base * speed.first_token.value, 5),
+        "prefill_tokens_per_s": round(1 / candidate.token_s) if candidate.token_s > 0 else None,
+        "output_token_s": round(pool.output_token.at(worker.load.requests + 1) * speed.output_token.value, 5),
+        "slower_than_pool": round(speed.first_token.value, 3),
+        "answered": speed.finished,
+    }
+
+
+def _cache_state(router: Router, uid: str) -> dict[str, Any]:
+    index = router.tools.placing.index
+    audit = index.audits.get(uid)
+    mirror = index.approximate.mirrors.get(index.approximate.slots.of.get(uid, -1))
+    if audit is None or mirror is None:
+        return {}
+    return {
+        "source": audit.source(precise_speaks=index.precise.speaks(uid)).value,
+        "blocks": len(mirror.blocks),
+        "prompt_bytes": mirror.size_bytes,
+        "prompt_bytes_max": mirror.bound_bytes if isfinite(mirror.bound_bytes) else None,
+        "errors": {
+            source.value: {"over": round(one.over, 4), "under": round(one.under, 4), "answers": one.answers}
+            for source, one in audit.errors.items()
+        },
+        "fallbacks": audit.fallbacks,
+    }
+
+
+def _worker_state(router: Router, worker: Worker, now_s: float) -> dict[str, Any]:
     spec = worker.spec
     return {
         "uid": spec.uid,
@@ -58,14 +114,15 @@ def _worker_state(worker: Worker, *, timed: bool) -> dict[str, Any]:
         "requests": worker.load.requests,
         "prompt_tokens": worker.load.prompt_tokens,
         "output_tokens": worker.load.output_tokens,
-        "work": work_of(worker.candidate, timed=timed),
+        "speed": _speed_state(worker, now_s),
+        "cache": _cache_state(router, spec.uid),
         "idle_connections": len(worker.peer.idle),
     }
 
 
-def _service_state(service: Service) -> dict[str, Any]:
+def _service_state(router: Router, service: Service, now_s: float) -> dict[str, Any]:
     spec = service.spec
-    timed = service.snapshot.timed
+    known = router.tools.placing.index.services.get(str(spec.key))
     return {
         "namespace": spec.key.namespace,
         "name": spec.key.name,
@@ -77,20 +134,21 @@ def _service_state(service: Service) -> dict[str, Any]:
         },
         "in_flight": service.stats.in_flight,
         "pending": service.stats.pending,
-        "work_in": "seconds" if timed else "requests",
-        "workers": [_worker_state(worker, timed=timed) for worker in service.workers.values()],
+        "prompt_tokens_per_byte": round(known.tokens_per_byte, 4) if known else None,
+        "workers": [_worker_state(router, worker, now_s) for worker in service.workers.values()],
     }
 
 
 def state_of(router: Router, discovery: Discovery) -> dict[str, Any]:
     """Everything a person asks first: services, workers, loads, leases, and names that are served twice."""
     table = router.table
+    now_s = time.monotonic()
     return {
         "ready": router.ready,
         "draining": router.connections is not None and router.connections.draining,
         "discovery": {"synced": discovery.synced, "errors": discovery.failures},
         "leases": len(table.leases),
-        "services": [_service_state(service) for service in table.services.values()],
+        "services": [_service_state(router, service, now_s) for service in table.services.values()],
         "shadowed": [
             {
                 "model": model,
@@ -103,7 +161,7 @@ def state_of(router: Router, discovery: Discovery) -> dict[str, Any]:
     }
 
 
-def control_app(router: Router, discovery: Discovery) -> FastAPI:
+def control_app(router: Router, discovery: Discovery, kv_events: KvEvents) -> FastAPI:
     """The application of the control port."""
     app = FastAPI(title="Forebay router control", docs_url=None, redoc_url=None, openapi_url="/openapi.json")
 
@@ -123,7 +181,9 @@ def control_app(router: Router, discovery: Discovery) -> FastAPI:
     @app.get("/metrics")
     async def read_metrics() -> Response:
         """Prometheus text."""
-        return Response(metrics_text(router, discovery), media_type="text/plain; version=0.0.4; charset=utf-8")
+        return Response(
+            metrics_text(router, discovery, kv_events), media_type="text/plain; version=0.0.4; charset=utf-8"
+        )
 
     @app.get("/state")
     async def read_state() -> JSONResponse:

@@ -114,10 +114,43 @@ LEASES = Family(_PREFIX + "leases", Kind.GAUGE, (), "Claims of requests on worke
 DISCOVERY_ERRORS = Family(
     _PREFIX + "discovery_errors_total", Kind.COUNTER, (), "Failed lists, watches and probes of the source of workers."
 )
+PREDICTED_TOKENS = Family(
+    _PREFIX + "prefix_predicted_tokens_total", Kind.COUNTER, _SERVICE,
+    "Prompt tokens that workers were expected to have in their prefix cache, of answers that told what they had.",
+)  # fmt: skip
+DELIVERED_TOKENS = Family(
+    _PREFIX + "prefix_delivered_tokens_total", Kind.COUNTER, _SERVICE,
+    "Prompt tokens that the same answers said were in the prefix cache.",
+)  # fmt: skip
+MISSED_TOKENS = Family(
+    _PREFIX + "prefix_missed_tokens_total", Kind.COUNTER, _SERVICE,
+    "Prompt tokens that were expected in the prefix cache and were not there.",
+)  # fmt: skip
+INDEX_BLOCKS = Family(
+    _PREFIX + "prefix_index_blocks", Kind.GAUGE, (), "Prompt blocks that the prefix index keeps, over all workers."
+)
+INDEX_RESETS = Family(
+    _PREFIX + "prefix_index_resets_total", Kind.COUNTER, (), "Workers that were found to have lost their cache."
+)
+INDEX_FALLBACKS = Family(
+    _PREFIX + "prefix_index_fallbacks_total", Kind.COUNTER, (),
+    "Times that KV events were given up for what the router itself had sent, because they were wrong more often.",
+)  # fmt: skip
+KV_SUBSCRIPTIONS = Family(
+    _PREFIX + "kv_event_subscriptions", Kind.GAUGE, (), "KV event streams that stand, one a rank."
+)
+KV_MESSAGES = Family(_PREFIX + "kv_event_messages_total", Kind.COUNTER, (), "KV event messages received.")
+KV_TROUBLES = Family(
+    _PREFIX + "kv_event_troubles_total", Kind.COUNTER, ("kind",),
+    "KV event streams: malformed messages, gaps that were replayed, restarts of engines, holes that were not filled, "
+    "blocks whose parent was unknown.",
+)  # fmt: skip
 
 FAMILIES = (
     REQUESTS, ARRIVED, RESPONSES, FAILURES, RETRIES, TTFT, TPOT, DURATION, PROMPT_TOKENS, CACHED_TOKENS, OUTPUT_TOKENS,
     IN_FLIGHT, PENDING, POOL_IN_FLIGHT, POOL_FINISHED, WORKERS, SYNCED, CONNECTIONS, LEASES, DISCOVERY_ERRORS,
+    PREDICTED_TOKENS, DELIVERED_TOKENS, MISSED_TOKENS, INDEX_BLOCKS, INDEX_RESETS, INDEX_FALLBACKS, KV_SUBSCRIPTIONS, KV_MESSAGES,
+    KV_TROUBLES,
 )  # fmt: skip
 
 

@@ -12,7 +12,8 @@ from typing import Any
 import orjson
 
 from forebay_router import errors
-from forebay_router.endpoints import Endpoint
+from forebay_router.endpoints import Dialect, Endpoint
+from forebay_router.index.content import Content, content_of
 
 BYTES_PER_TOKEN = 4
 DEFAULT_OUTPUT_TOKENS = 256
@@ -37,6 +38,8 @@ class ParsedRequest:
     """Estimate."""
     output_tokens: int
     """Estimate."""
+    content: Content | None = None
+    """The prompt as the prefix index sees it, where workers cache it."""
 
     def forget(self) -> None:
         """The answer has begun, so there is no second attempt: a long prompt need not be kept for the rest of the stream."""
@@ -65,6 +68,7 @@ def parse_request(endpoint: Endpoint, headers: Mapping[bytes, bytes], body: byte
         fields=fields,
         prompt_tokens=len(body) // BYTES_PER_TOKEN,
         output_tokens=_expected_output(fields),
+        content=None if endpoint.dialect is Dialect.OPAQUE else content_of(fields),
     )
 
 

@@ -1,7 +1,8 @@
 """From a parsed request to a leased worker, or pair of workers.
 
 `Placing` joins the pure choice with the table: it finds the service, chooses and takes the leases in one synchronous step (two
-requests can never both see the same last free slot), and holds a request for which there is no worker yet.
+requests can never both see the same last free slot), and holds a request for which there is no worker yet. What the choice
+knows of workers' caches comes from the prefix index, which hears here of every prompt that is sent and of what became of it.
 """
 
 import asyncio
@@ -13,11 +14,15 @@ from types import TracebackType
 from typing import Self
 
 from forebay_router import errors
-from forebay_router.choose import Candidate, Choice, Demand, choose
+from forebay_router.accounting import Record
+from forebay_router.choose import Choice, choose
 from forebay_router.headers import SERVICE_HEADER
+from forebay_router.index.prefix_index import NOWHERE, LookUp, PrefixIndex
+from forebay_router.learning import Trip, learn
 from forebay_router.metrics import PoolStats
 from forebay_router.parsing import ParsedRequest
 from forebay_router.pending import Pending
+from forebay_router.predicting import Demand
 from forebay_router.rewriting import needs_one_worker
 from forebay_router.table import Lease, Service, ServiceKey, Worker, WorkerTable
 
@@ -35,6 +40,8 @@ class Place:
     prefill: Lease | None
     """On the worker that computes the prompt, when that is another one."""
     choice: Choice
+    trip: Trip
+    """What was promised."""
 
     @property
     def pools(self) -> tuple[PoolStats, ...]:
@@ -43,14 +50,23 @@ class Place:
             return (self.lease.worker.pool_stats,)
         return (self.prefill.worker.pool_stats, self.lease.worker.pool_stats)
 
+    def note(self, record: Record) -> None:
+        """Tell who takes part."""
+        record.pools = self.pools
+        record.worker = self.lease.worker.spec.name
+        record.prefill_worker = self.prefill.worker.spec.name if self.prefill else None
+
     def prefilled(self) -> None:
-        """The prefill leg has ended."""
+        """The prefill leg has ended well."""
         if self.prefill is not None and self.prefill.held:
+            self.trip.prefilled_s = time.monotonic()
+            self.prefill.prefilled()
             self.prefill.release()
 
     def release(self) -> None:
         """Give everything back."""
-        self.prefilled()
+        if self.prefill is not None and self.prefill.held:
+            self.prefill.release()
         self.lease.release()
 
     def __enter__(self) -> Self:
@@ -67,6 +83,7 @@ class Placing:
     """Finds services and places."""
 
     table: WorkerTable
+    index: PrefixIndex
     rng: Random
     hold_limit: int
     hold_s: float
@@ -79,6 +96,8 @@ class Placing:
         self.pending = Pending(limit=self.hold_limit, release=Place.release)
         self.table.on_change.append(self._on_change)
         self.table.on_complete.append(self._look_again)
+        self.table.on_added.append(lambda worker: self.index.add_worker(worker.spec.uid))
+        self.table.on_gone.append(lambda worker: self.index.drop_worker(worker.spec.uid))
 
     def _on_change(self, service: Service) -> None:
         self.pending.wake(service)
@@ -132,26 +151,40 @@ class Placing:
 
     def place_now(self, service: Service, parsed: ParsedRequest, tried: frozenset[str]) -> Place | None:
         """Leases for one attempt, if there is a worker for it and nobody waits for one."""
+        look_up = self._look_up(service, parsed)
+        if look_up is not None and not tried:
+            self.index.arrived(str(service.spec.key), look_up)
         if self.pending.queues and self.pending.waiting(service.spec.key):
             return None
-        return self._take(service, self._demand(service, parsed, tried))
+        demand = self._demand(service, parsed, tried, look_up)
+        return self._take(service, demand, look_up, visible=parsed.stream)
 
     async def place(self, service: Service, parsed: ParsedRequest, tried: frozenset[str]) -> Place:
         """Leases for one attempt; raises RequestRefused when there is no worker within the hold time."""
-        demand = self._demand(service, parsed, tried)
+        look_up = self._look_up(service, parsed)
+        demand = self._demand(service, parsed, tried, look_up)
+        visible = parsed.stream
         return await self.pending.wait(
             service,
-            lambda: self._take(service, demand),
+            lambda: self._take(service, demand, look_up, visible=visible),
             timeout_s=service.spec.timeouts.hold_s,
             picky=bool(tried),
         )
 
     def possible(self, service: Service, parsed: ParsedRequest, tried: frozenset[str]) -> bool:
         """Some worker could take another attempt now."""
-        demand = self._demand(service, parsed, tried)
+        demand = self._demand(service, parsed, tried, None)
         return choose(demand, service.snapshot, self.rng, time.monotonic()) is not None
 
-    def _demand(self, service: Service, parsed: ParsedRequest, tried: frozenset[str]) -> Demand:
+    def _look_up(self, service: Service, parsed: ParsedRequest) -> LookUp | None:
+        if parsed.content is None:
+            return None
+        lora = None
+        if parsed.content.token_ids is not None and self.index.precise.ranks:
+            lora = service.adapter_of(parsed.model)
+        return self.index.look_up(str(service.spec.key), parsed.content, lora=lora)
+
+    def _demand(self, service: Service, parsed: ParsedRequest, tried: frozenset[str], look_up: LookUp | None) -> Demand:
         splittable = parsed.endpoint.splittable and parsed.fields is not None
         if splittable and service.snapshot.prefill and parsed.fields and needs_one_worker(parsed.fields):
             if not service.snapshot.mixed:
@@ -160,23 +193,50 @@ class Placing:
                     "different workers; leave them out."
                 )
             splittable = False
-        return Demand(parsed.prompt_tokens, parsed.output_tokens, splittable, tried)
+        return Demand(
+            prompt_tokens=parsed.prompt_tokens if look_up is None else look_up.prompt_tokens,
+            output_tokens=parsed.output_tokens,
+            splittable=splittable,
+            excluded=tried,
+            cached=NOWHERE if look_up is None else look_up.cached,
+            common_tokens=0 if look_up is None else look_up.common_tokens,
+            objective=service.spec.objective,
+        )
 
-    def _take(self, service: Service, demand: Demand) -> Place | None:
+    def _take(self, service: Service, demand: Demand, look_up: LookUp | None, *, visible: bool) -> Place | None:
         """Choose and lease in one step."""
-        choice = choose(demand, service.snapshot, self.rng, time.monotonic())
+        now_s = time.monotonic()
+        choice = choose(demand, service.snapshot, self.rng, now_s)
         if choice is None:
             return None
-        if choice.prefill is None:
-            lease = self._lease(choice.worker, demand.prompt_tokens, demand.output_tokens)
-            return Place(lease, None, choice)
-        prefill = self._lease(choice.prefill, demand.prompt_tokens, 1)
-        return Place(self._lease(choice.worker, 0, demand.output_tokens), prefill, choice)
-
-    def _lease(self, candidate: Candidate, prompt_tokens: int, output_tokens: int) -> Lease:
-        return self.table.take(
-            self.table.workers[candidate.uid], prompt_tokens=prompt_tokens, output_tokens=output_tokens
+        uncached = max(1, choice.prediction.uncached_tokens)
+        workers = self.table.workers
+        worker = workers[choice.worker.uid]
+        prefiller = worker if choice.prefill is None else workers[choice.prefill.uid]
+        trip = Trip(
+            service=str(service.spec.key),
+            prediction=choice.prediction,
+            look_up=look_up,
+            prefiller=prefiller.candidate.speed,
+            writer=worker.candidate.speed,
+            dispatch=None if look_up is None else self.index.sent(prefiller.spec.uid, look_up),
+            sent_s=now_s,
+            ahead_tokens=prefiller.load.backlog.tokens_left(prefiller.candidate.token_s, now_s),
+            in_flight=worker.load.requests + 1,
         )
+        take = self.table.take
+        if choice.prefill is None:
+            lease = take(worker, prompt_tokens=uncached, output_tokens=demand.output_tokens, visible=visible)
+            return Place(lease, None, choice, trip)
+        if look_up is not None:
+            self.index.approximate.record(worker.spec.uid, look_up.content)
+        prefill = take(prefiller, prompt_tokens=uncached, output_tokens=1)
+        return Place(take(worker, prompt_tokens=0, output_tokens=demand.output_tokens), prefill, choice, trip)
+
+    def learn(self, place: Place | None, record: Record) -> None:
+        """The request has ended, its last attempt on this place; None when there was none."""
+        if place is not None:
+            learn(place.trip, record, self.index, in_flight=place.lease.worker.load.requests + 1)
 
     def unreachable(self, worker: Worker) -> None:
         """A worker refused a connection: leave it alone for a while, longer each time."""

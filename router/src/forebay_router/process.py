@@ -29,6 +29,9 @@ from forebay_router.client import ClientConnections
 from forebay_router.control import control_app, control_server
 from forebay_router.discovery.source import Discovery
 from forebay_router.discovery.static import Address, ServiceDefaults, StaticDiscovery
+from forebay_router.index.approximate import ApproximateIndex
+from forebay_router.index.prefix_index import PrefixIndex
+from forebay_router.kv_events import KvEvents
 from forebay_router.metrics import ServiceStats
 from forebay_router.placing import Placing
 from forebay_router.reading import Limits
@@ -52,6 +55,7 @@ def build_router(settings: Settings) -> Router:
     tools = Tools(
         placing=Placing(
             table=table,
+            index=PrefixIndex(ApproximateIndex(settings.index_blocks)),
             rng=random.Random(),  # noqa: S311 - ties between workers
             hold_limit=settings.hold_limit,
             hold_s=settings.hold_timeout_s,
@@ -60,6 +64,7 @@ def build_router(settings: Settings) -> Router:
         access_log=AccessLog(settings.access_log),
         attempts_max=settings.attempts,
         unknown_stats=ServiceStats(),
+        explain=settings.explain,
     )
     router = Router(
         table=table,
@@ -90,7 +95,9 @@ def build_discovery(settings: Settings, table: WorkerTable, upstreams: Upstreams
 
         return KubernetesDiscovery(table, settings.namespaces, upstreams)
     addresses = tuple(Address(url, role) for url, role in settings.workers)
-    return StaticDiscovery(table, addresses, defaults, upstreams, settings.probe_interval_s)
+    return StaticDiscovery(
+        table, addresses, defaults, upstreams, settings.probe_interval_s, kv_events_port=settings.kv_events_port
+    )
 
 
 def _bind(address: HostPort) -> socket.socket:
@@ -116,6 +123,7 @@ class Process:
     settings: Settings
     router: Router = field(init=False)
     discovery: Discovery = field(init=False)
+    kv_events: KvEvents = field(init=False)
     listen_address: HostPort | None = None
     """Where clients are served, once they are."""
     control_address: HostPort | None = None
@@ -128,6 +136,8 @@ class Process:
         """Join the parts."""
         self.router = build_router(self.settings)
         self.discovery = build_discovery(self.settings, self.router.table, self.router.tools.upstreams)
+        tools = self.router.tools
+        self.kv_events = KvEvents(self.router.table, tools.placing.index.precise, tools.upstreams)
 
     def on_signal(self) -> None:
         """Drain; at once the second time."""
@@ -142,12 +152,13 @@ class Process:
         control_socket = _bind(self.settings.control)
         self.listen_address, self.control_address = _address(data_socket), _address(control_socket)
         server = await loop.create_server(connections.make, sock=data_socket, backlog=LISTEN_BACKLOG)
-        control = control_server(control_app(self.router, self.discovery))
+        control = control_server(control_app(self.router, self.discovery, self.kv_events))
         log.info("router listens", extra={"data": str(self.listen_address), "control": str(self.control_address)})
         async with asyncio.TaskGroup() as tasks:
             background = [
                 tasks.create_task(self.discovery.run(), name="discovery"),
                 tasks.create_task(self.router.sweep(), name="sweep"),
+                tasks.create_task(self.kv_events.run(), name="kv events"),
             ]
             serving = tasks.create_task(control.serve(sockets=[control_socket]), name="control")
             await self.stop.wait()

@@ -25,6 +25,7 @@ from forebay_router.accounting import Record, account
 from forebay_router.answer import Answer, Passing, WorkerRefusal
 from forebay_router.endpoints import Endpoint
 from forebay_router.errors import FailureReason, RequestRefused, WorkerFailure
+from forebay_router.explaining import EXPLAIN_HEADER, explain_line
 from forebay_router.headers import forwarded_lines
 from forebay_router.metrics import ServiceStats
 from forebay_router.parsing import ParsedRequest, parse_request
@@ -57,6 +58,8 @@ class Tools:
     attempts_max: int
     unknown_stats: ServiceStats
     """Counts of requests that name no known model."""
+    explain: bool = True
+    """Answer `x-forebay-explain: 1` with a header that tells the choice."""
 
 
 class Exchange:
@@ -73,6 +76,7 @@ class Exchange:
     """Prompt tokens that the prefill worker had cached, where there was one."""
     forwarded: bytes | None = None
     """Header lines for the workers."""
+    last_place: Place | None = None
 
     def __init__(self, tools: Tools, endpoint: Endpoint, received: Received, request_id: bytes, reply: Reply) -> None:
         self.tools = tools
@@ -140,11 +144,11 @@ class Exchange:
                     return
 
     def _note_attempt(self, attempt: int, place: Place) -> None:
-        record = self.record
-        record.attempts = attempt
-        record.pools = place.pools
-        record.worker = place.lease.worker.spec.name
-        record.prefill_worker = place.prefill.worker.spec.name if place.prefill else None
+        self.last_place = place
+        self.record.attempts = attempt
+        place.note(self.record)
+        if self.received.fields.get(EXPLAIN_HEADER) == b"1" and self.tools.explain:
+            self.reply.explanation = explain_line(place.choice, place.trip)
 
     def _note_failed_worker(self, failure: WorkerFailure) -> None:
         """The worker asked last is not asked again; one that cannot be reached is left alone by everybody for a while."""
@@ -388,6 +392,7 @@ class Exchange:
         else:
             service.stats.in_flight -= 1
             verdict = account(record, service.stats, service.spec.objective)
+            self.tools.placing.learn(self.last_place, record)
         if self.tools.access_log.wants(record):
             self.tools.access_log.write(
                 record,

@@ -28,6 +28,8 @@ class Reply:
     shape: Shape
     own_lines: bytes
     """Header lines that the router adds to every answer: request id, CORS."""
+    explanation: bytes = b""
+    """Header line that tells where the last attempt went, and why; empty unless the client asked."""
     begun: bool = False
     """The head has been written."""
     content_begun: bool = False
@@ -42,7 +44,7 @@ class Reply:
         self.begun = True
         self.status = answer.status
         self.events = answer.passing is Passing.EVENTS
-        lines = returned_lines(answer.headers, answer.fields, self.own_lines)
+        lines = returned_lines(answer.headers, answer.fields, self.own_lines + self.explanation)
         if self.events:
             lines += b"x-accel-buffering: no\r\n"
             if b"cache-control" not in answer.fields:
@@ -69,7 +71,10 @@ class Reply:
         self.begun = self.content_begun = True
         self.status = answer.status
         self.client.whole(
-            self.received, answer.status, returned_lines(answer.headers, answer.fields, self.own_lines), body
+            self.received,
+            answer.status,
+            returned_lines(answer.headers, answer.fields, self.own_lines + self.explanation),
+            body,
         )
 
     def error_event(self, reason: FailureReason) -> bytes:
@@ -83,7 +88,7 @@ class Reply:
             return
         self.begun = True
         self.status = refused.status
-        write_refusal(self.client, self.received, refused, self.own_lines)
+        write_refusal(self.client, self.received, refused, self.own_lines + self.explanation)
 
     def fail(self, reason: FailureReason) -> None:
         """No worker could do it."""

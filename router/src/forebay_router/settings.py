@@ -50,6 +50,11 @@ class Settings:
     hold_timeout_s: float
     hold_limit: int
     worker_limit: int | None
+    index_blocks: int
+    """Prompt blocks that the prefix index keeps, over all workers."""
+    explain: bool
+    kv_events_port: int | None
+    """Of static workers."""
     upstream_idle_s: float
     body_limit_bytes: int
     head_limit_bytes: int
@@ -175,6 +180,7 @@ GROUPS: tuple[tuple[str, tuple[Option, ...]], ...] = (
             Option("--prefill-workers", worker_url, None, "URL", "workers that compute prompts", many=True),
             Option("--decode-workers", worker_url, None, "URL", "workers that write answers", many=True),
             Option("--namespace", str, None, "NAME", "with --kubernetes: watch these namespaces only (default: all)", many=True),
+            Option("--kv-events-port", count, None, "PORT", "static workers publish KV events there, replays one above"),
             Option("--probe-interval", duration_s, "1s", "TIME", "between health probes of a static worker"),
         ),
     ),
@@ -197,6 +203,7 @@ GROUPS: tuple[tuple[str, tuple[Option, ...]], ...] = (
             Option("--attempts", count, "3", "N", "attempts on different workers before an answer has begun"),
             Option("--hold-limit", count, "1000", "N", "requests that may wait for a worker, per model service"),
             Option("--worker-limit", count, None, "N", "requests in flight on one worker; more wait (default: no limit)"),
+            Option("--index-blocks", count, "250000", "N", "prompt blocks in the prefix index, about 200 bytes each"),
             Option("--body-limit", size_bytes, "64MiB", "SIZE", "largest request body; above it 413"),
             Option("--head-limit", size_bytes, "64KiB", "SIZE", "largest request line and headers; above it 431"),
         ),
@@ -221,6 +228,7 @@ GROUPS: tuple[tuple[str, tuple[Option, ...]], ...] = (
         "Web pages and logs",
         (
             Option("--cors-origin", str, None, "ORIGIN", "web origins that may call the router, or * (default: none)", many=True),
+            Option("--explain", one_of("on", "off"), "on", "on|off", "tell the choice to requests with x-forebay-explain: 1"),
             Option("--access-log", one_of("off", "errors", "all"), "errors", "off|errors|all", "which requests get a log line"),
             Option("--log-level", one_of("debug", "info", "warning", "error"), "info", "LEVEL", "debug, info, warning or error"),
         ),
@@ -337,6 +345,9 @@ def build_settings(values: Mapping[str, Any]) -> Settings:
         hold_timeout_s=values["hold_timeout"],
         hold_limit=values["hold_limit"],
         worker_limit=values["worker_limit"],
+        index_blocks=values["index_blocks"],
+        explain=values["explain"] == "on",
+        kv_events_port=values["kv_events_port"],
         upstream_idle_s=values["upstream_idle"],
         body_limit_bytes=values["body_limit"],
         head_limit_bytes=values["head_limit"],

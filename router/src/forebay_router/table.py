@@ -12,17 +12,21 @@ A lease is a request's claim on one worker, taken at dispatch and released exact
 manager. Observers hear of every take and release: a broadcast to other router replicas is one more observer.
 """
 
+import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
+from operator import attrgetter
 from types import TracebackType
 from typing import Any, NewType, Self
 
 from forebay_api.modelservice import Role
 from forebay_api.objective import Objective
-from forebay_router.choose import Candidate, Load, Rates, Snapshot
+from forebay_router.choose import Snapshot
 from forebay_router.metrics import PoolStats, ServiceStats
 from forebay_router.peer import Peer
+from forebay_router.predicting import Candidate, Load
+from forebay_router.speed import ASSUMED, PoolSpeed, Seed, Speed
 
 WorkerUid = NewType("WorkerUid", str)
 
@@ -69,8 +73,8 @@ class ServiceSpec:
     """Unix time; of two services with one model name the older wins."""
     pools: tuple[tuple[str, Role], ...] = ()
     """Pools that exist even while they have no worker."""
-    rates: tuple[tuple[str, Rates], ...] = ()
-    """How fast workers should be, by pool, where that is known."""
+    seeds: tuple[tuple[str, Seed], ...] = ()
+    """How fast workers should be by the capacity model, by pool, where it knows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +90,9 @@ class WorkerSpec:
     role: Role
     state: WorkerState
     revision: str = ""
+    kv_events_port: int | None = None
+    """Where it publishes KV events; None where it does not."""
+    kv_replay_port: int | None = None
 
 
 class Worker:
@@ -93,10 +100,16 @@ class Worker:
 
     __slots__ = ("candidate", "cards", "peer", "pool_stats", "resting_until_s", "spec", "strikes")
 
-    def __init__(self, spec: WorkerSpec, *, pool_stats: PoolStats, rates: Rates | None, limit: int | None) -> None:
+    def __init__(self, spec: WorkerSpec, *, pool_stats: PoolStats, speed: Speed, limit: int | None) -> None:
         self.spec = spec
         self.candidate = Candidate(
-            uid=spec.uid, role=spec.role, pool=spec.pool, revision=spec.revision, rates=rates, limit=limit
+            uid=spec.uid,
+            role=spec.role,
+            name=spec.name,
+            pool=spec.pool,
+            revision=spec.revision,
+            speed=speed,
+            limit=limit,
         )
         self.pool_stats = pool_stats
         self.peer = Peer(spec.name, spec.host, spec.port)
@@ -116,12 +129,14 @@ class Worker:
 class Service:
     """A model service with its workers."""
 
-    __slots__ = ("snapshot", "spec", "stats", "workers")
+    __slots__ = ("snapshot", "spec", "speeds", "stats", "workers")
 
     def __init__(self, spec: ServiceSpec) -> None:
         self.spec = spec
         self.stats = ServiceStats(namespace=spec.key.namespace, model_service=spec.key.name)
         self.workers: dict[str, Worker] = {}
+        self.speeds: dict[str, PoolSpeed] = {}
+        """By pool; kept while a pool has no worker, for the next one."""
         self.snapshot = Snapshot()
         self.adopt_pools(spec)
 
@@ -130,14 +145,25 @@ class Service:
         for name, role in spec.pools:
             self.stats.pools.setdefault(name, PoolStats(role=role.value))
 
+    def adapter_of(self, model: str | None) -> str | None:
+        """The model's name where its workers say that it is an adapter of another."""
+        for worker in self.workers.values():
+            for card in worker.cards or ():
+                if card.get("id") == model:
+                    return model if card.get("parent") else None
+        return None
+
     def take_over(self, spec: ServiceSpec, now_s: float) -> None:
         """A changed spec."""
         self.spec = spec
         self.adopt_pools(spec)
-        rates = dict(spec.rates)
-        for worker in self.workers.values():
-            worker.candidate = replace(worker.candidate, rates=rates.get(worker.spec.pool))
+        for pool, speed in self.speeds.items():
+            speed.plan(self.seed_of(pool))
         self.regroup(now_s)
+
+    def seed_of(self, pool: str) -> Seed:
+        """What may be expected of a pool's workers before any has been measured."""
+        return dict(self.spec.seeds).get(pool, ASSUMED)
 
     def regroup(self, now_s: float) -> None:
         """Make the snapshot anew."""
@@ -167,9 +193,10 @@ class Lease:
 
     def prefilled(self) -> None:
         """The first token came: its prompt is no longer work to do."""
-        if self.prompt_tokens:
-            self.worker.candidate.load.prompt_tokens -= self.prompt_tokens
-            self.prompt_tokens = 0
+        load = self.worker.candidate.load
+        load.backlog.computed(self.number, self._table.clock())
+        load.prompt_tokens -= self.prompt_tokens
+        self.prompt_tokens = 0
 
     def release(self) -> None:
         """End the claim."""
@@ -195,6 +222,7 @@ class LeaseEvent(StrEnum):
 class WorkerTable:
     """Services, workers and leases; every change is one synchronous method."""
 
+    clock: Callable[[], float] = time.monotonic
     worker_limit: int | None = None
     """Most requests in flight on one worker."""
     services: dict[ServiceKey, Service] = field(default_factory=dict)
@@ -204,6 +232,7 @@ class WorkerTable:
     on_change: list[Callable[[Service], None]] = field(default_factory=list)
     """Told when a service may have room that it had not: held requests look again."""
     on_lease: list[Callable[[Lease, LeaseEvent], None]] = field(default_factory=list)
+    on_added: list[Callable[[Worker], None]] = field(default_factory=list)
     on_gone: list[Callable[[Worker], None]] = field(default_factory=list)
     on_complete: list[Callable[[], None]] = field(default_factory=list)
     complete: bool = False
@@ -241,7 +270,7 @@ class WorkerTable:
         if known is not None and known.spec == spec:
             return
         service = self.services[spec.service]
-        if known is not None and _same_place(known.spec, spec):
+        if known is not None and _place(known.spec) == _place(spec):
             known.spec = spec
         else:
             if known is not None:
@@ -252,11 +281,14 @@ class WorkerTable:
 
     def _add_worker(self, service: Service, spec: WorkerSpec) -> None:
         pool_stats = service.stats.pools.setdefault(spec.pool, PoolStats(role=spec.role.value))
-        worker = Worker(
-            spec, pool_stats=pool_stats, rates=dict(service.spec.rates).get(spec.pool), limit=self.worker_limit
-        )
+        pool_speed = service.speeds.get(spec.pool)
+        if pool_speed is None:
+            pool_speed = service.speeds[spec.pool] = PoolSpeed(service.seed_of(spec.pool))
+        worker = Worker(spec, pool_stats=pool_stats, speed=Speed(pool_speed), limit=self.worker_limit)
         self.workers[spec.uid] = worker
         service.workers[spec.uid] = worker
+        for hook in self.on_added:
+            hook(worker)
 
     def drop_worker(self, uid: str, now_s: float = 0.0) -> None:
         """Forget a worker. Requests that run on it keep their leases until they end."""
@@ -325,8 +357,8 @@ class WorkerTable:
 
     # -- leases -------------------------------------------------------------------------------------------------------
 
-    def take(self, worker: Worker, *, prompt_tokens: int, output_tokens: int) -> Lease:
-        """Claim a worker for a request."""
+    def take(self, worker: Worker, *, prompt_tokens: int, output_tokens: int, visible: bool = True) -> Lease:
+        """Claim a worker for a request, with the prompt tokens it has to compute. `visible`: its first token will be seen."""
         lease = Lease(self, self._next_lease, worker, prompt_tokens=prompt_tokens, output_tokens=output_tokens)
         self._next_lease += 1
         self.leases[lease.number] = lease
@@ -334,6 +366,8 @@ class WorkerTable:
         load.requests += 1
         load.prompt_tokens += prompt_tokens
         load.output_tokens += output_tokens
+        if prompt_tokens:
+            load.backlog.add(lease.number, prompt_tokens, self.clock(), visible=visible)
         worker.pool_stats.in_flight += 1
         for hook in self.on_lease:
             hook(lease, LeaseEvent.TAKEN)
@@ -349,6 +383,8 @@ class WorkerTable:
         load.requests -= 1
         load.prompt_tokens -= lease.prompt_tokens
         load.output_tokens -= lease.output_tokens
+        if lease.prompt_tokens:
+            load.backlog.drop(lease.number, self.clock())
         worker.pool_stats.in_flight -= 1
         for hook in self.on_lease:
             hook(lease, LeaseEvent.RELEASED)
@@ -356,13 +392,5 @@ class WorkerTable:
             self._changed(self.services[worker.spec.service])
 
 
-def _same_place(old: WorkerSpec, new: WorkerSpec) -> bool:
-    """The worker kept all that its candidate and connections stand for."""
-    return (old.host, old.port, old.service, old.pool, old.role, old.revision) == (
-        new.host,
-        new.port,
-        new.service,
-        new.pool,
-        new.role,
-        new.revision,
-    )
+_place = attrgetter("host", "port", "service", "pool", "role", "revision")
+"""All that a worker's candidate and connections stand for."""

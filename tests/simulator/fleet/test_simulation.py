@@ -59,13 +59,19 @@ def test_a_lone_request_takes_what_the_step_times_say():
 
 def test_a_split_request_is_prefilled_moved_and_answered():
     one = Trace.of("one", [Arrival(0.0, 3000, 11)])
-    (job,) = run(split(1, 1), one).jobs
+    (job,) = run(split(1, 1), one, routing="least-load").jobs
     last_token_s = SERVED.timer.step_seconds(
         decode_sequences=1, decode_context_tokens=3000, prefill_tokens=0, prefill_attention=0
     )
     expected_s = prefill_seconds(SERVED.timer, 3000) + SERVED.transfer_seconds(3000) + last_token_s
     assert job.ttft_s == pytest.approx(expected_s, rel=1e-9)
     assert (job.worker, job.prefill_worker) == ("decode-0", "prefill-0")
+
+
+def test_an_idle_decode_worker_computes_a_prompt_itself_rather_than_have_it_sent():
+    (job,) = run(split(1, 1), Trace.of("one", [Arrival(0.0, 3000, 11)])).jobs
+    assert job.ttft_s == pytest.approx(prefill_seconds(SERVED.timer, 3000), rel=1e-9)
+    assert (job.worker, job.prefill_worker) == ("decode-0", "")
 
 
 @pytest.mark.parametrize("routing", ROUTING)

@@ -100,4 +100,4 @@ def test_a_split_fleet_is_the_same_with_and_without_strides():
     assert seen[0] == seen[1]
     steps = [[member.engine.steps for member in run.members.all_members()] for run in runs]
     assert steps[0] == steps[1]
-    assert sum(steps[0]) > 700
+    assert sum(steps[0]) > 600

@@ -2,8 +2,8 @@
 
 A pod's service may be listed after the pod, so both are kept as they were seen and put into the table when both are there.
 What is known stays in use while the API server cannot be reached. Ready, for the router as a whole, is the first complete list
-of both kinds in every namespace. AcceleratorClasses are followed too, for the capacity model's rates; without the right to read
-them (they are cluster-scoped) requests are counted instead of timed.
+of both kinds in every namespace. AcceleratorClasses are followed too, for the capacity model's speeds; without the right to read
+them (they are cluster-scoped) an assumed speed stands in until the workers' own is learnt.
 """
 
 import asyncio

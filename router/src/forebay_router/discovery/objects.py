@@ -12,7 +12,7 @@ from forebay_api import names
 from forebay_api.acceleratorclass import AcceleratorClassSpec
 from forebay_api.durations import parse_duration_s
 from forebay_api.modelservice import ModelServiceSpec, Role
-from forebay_router.discovery.rates import rates_of_pools
+from forebay_router.discovery.seeds import seeds_of_pools
 from forebay_router.table import ServiceKey, ServiceSpec, Timeouts, WorkerSpec, WorkerState, WorkerUid
 
 
@@ -43,7 +43,7 @@ def read_service(item: Mapping[str, Any], accelerators: Mapping[str, Accelerator
         ),
         created_s=unix_s(item["metadata"].get("creationTimestamp")),
         pools=tuple((pool.name, pool.role) for pool in spec.pools),
-        rates=rates_of_pools(spec, accelerators),
+        seeds=seeds_of_pools(spec, accelerators),
     )
 
 
@@ -62,12 +62,13 @@ def worker_state(pod: Mapping[str, Any]) -> WorkerState:
     return WorkerState.READY if status.get("podIP") and _ready(status) else WorkerState.NOT_READY
 
 
-def _http_port(pod: Mapping[str, Any]) -> int:
-    for container in pod["spec"].get("containers") or ():
+def _named_port(pod: Mapping[str, Any], name: str) -> int | None:
+    """The number of a pod's port of this name."""
+    for container in (pod.get("spec") or {}).get("containers") or ():
         for port in container.get("ports") or ():
-            if port.get("name") == names.HTTP_PORT_NAME:
+            if port.get("name") == name:
                 return int(port["containerPort"])
-    return names.ENGINE_PORT
+    return None
 
 
 def read_worker(pod: Mapping[str, Any]) -> WorkerSpec | None:
@@ -82,10 +83,12 @@ def read_worker(pod: Mapping[str, Any]) -> WorkerSpec | None:
         uid=WorkerUid(metadata["uid"]),
         name=f"{metadata['namespace']}/{metadata['name']}",
         host=(pod.get("status") or {}).get("podIP") or "",
-        port=_http_port(pod),
+        port=_named_port(pod, names.HTTP_PORT_NAME) or names.ENGINE_PORT,
         service=ServiceKey(metadata["namespace"], service),
         pool=labels.get(names.POOL_LABEL, ""),
         role=Role(role),
         state=worker_state(pod),
         revision=labels.get(names.REVISION_LABEL, ""),
+        kv_events_port=_named_port(pod, names.KV_EVENTS_PORT_NAME),
+        kv_replay_port=_named_port(pod, names.KV_REPLAY_PORT_NAME),
     )

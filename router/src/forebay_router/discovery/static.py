@@ -85,6 +85,8 @@ class StaticDiscovery:
     defaults: ServiceDefaults
     upstreams: Upstreams
     interval_s: float
+    kv_events_port: int | None = None
+    """Where every worker publishes KV events, with replays one port above; None where none does."""
     timeout_s: float = 2.0
     failures: int = 0
     """Failed probes so far."""
@@ -173,6 +175,8 @@ class StaticDiscovery:
             pool=known.address.role.value.lower(),
             role=known.address.role,
             state=WorkerState.READY,
+            kv_events_port=self.kv_events_port,
+            kv_replay_port=self.kv_events_port + 1 if self.kv_events_port else None,
         )
         self.table.put_worker(spec, time.monotonic())
         self.table.workers[uid].cards = known.cards

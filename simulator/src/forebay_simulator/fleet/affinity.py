@@ -21,7 +21,7 @@ from functools import lru_cache
 from hashlib import blake2b
 from random import Random
 
-from forebay_router.choose import Candidate
+from forebay_router.predicting import Candidate
 from forebay_simulator.fleet.jobs import Job
 from forebay_simulator.fleet.members import Member
 from forebay_simulator.fleet.routing import ByRule, Routing, least_requests

@@ -15,7 +15,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from forebay_api.objective import Outcome, Verdict
-from forebay_router.choose import Demand
+from forebay_router.predicting import Demand
 from forebay_simulator.engine.request import Request
 from forebay_simulator.fleet.agenda import Agenda, Rank
 from forebay_simulator.fleet.counts import RouterCounts
@@ -35,7 +35,10 @@ class _Leg:
 
     job: Job
     member: Member
+    number: int
+    """Of the lease."""
     prompt_tokens: int
+    """To be computed before the first token; 0 once that has come."""
     output_tokens: int
 
 
@@ -50,6 +53,8 @@ class Front:
     counts: RouterCounts = field(default_factory=RouterCounts)
     pool_in_flight: dict[str, int] = field(default_factory=dict)
     held: deque[Job] = field(default_factory=deque)
+    _leases: int = 0
+    """Taken so far."""
     _legs: dict[str, _Leg] = field(default_factory=dict)
     """Leases by the id of the engine's request."""
 
@@ -120,16 +125,19 @@ class Front:
 
     def _send(self, job: Job, placement: Placement) -> None:
         one, number = job.arrival, str(job.number)
+        to_compute = one.prompt_tokens if placement.prompt_tokens is None else placement.prompt_tokens
         worker = self.members.by_uid[placement.worker.uid]
         job.worker, job.prefill_worker = worker.uid, ""
         if placement.prefill is None:
             job.answer = Request(number, one.prompt_tokens, one.output_tokens, job.blocks, self.agenda.now_s)
-            self._lease(job, worker, number, one.prompt_tokens, self.spec.expected_output_tokens)
+            worker.served_prompt_tokens += one.prompt_tokens
+            self._lease(job, worker, number, to_compute, self.spec.expected_output_tokens)
             worker.engine.add(job.answer)
             return
         prefill = self.members.by_uid[placement.prefill.uid]
         job.prefill_worker = prefill.uid
-        self._lease(job, prefill, number + PREFILL_LEG, one.prompt_tokens, 1)
+        prefill.served_prompt_tokens += one.prompt_tokens
+        self._lease(job, prefill, number + PREFILL_LEG, to_compute, 1)
         self._lease(job, worker, number, 0, self.spec.expected_output_tokens)
         job.prefill = Request(
             number + PREFILL_LEG, one.prompt_tokens, 1, job.blocks, self.agenda.now_s, hold_after_finish=True
@@ -137,12 +145,14 @@ class Front:
         prefill.engine.add(job.prefill)
 
     def _lease(self, job: Job, member: Member, request_id: str, prompt_tokens: int, output_tokens: int) -> None:
-        self._legs[request_id] = _Leg(job, member, prompt_tokens, output_tokens)
+        self._leases += 1
+        self._legs[request_id] = _Leg(job, member, self._leases, prompt_tokens, output_tokens)
         load = member.candidate.load
+        if prompt_tokens:
+            load.backlog.add(self._leases, prompt_tokens, self.agenda.now_s, visible=True)
         load.requests += 1
         load.prompt_tokens += prompt_tokens
         load.output_tokens += output_tokens
-        member.served_prompt_tokens += prompt_tokens
         self.pool_in_flight[member.pool.name] += 1
 
     def _release(self, request_id: str) -> None:
@@ -153,6 +163,8 @@ class Front:
         load.requests -= 1
         load.prompt_tokens -= leg.prompt_tokens
         load.output_tokens -= leg.output_tokens
+        if leg.prompt_tokens:
+            load.backlog.drop(leg.number, self.agenda.now_s)
         self.pool_in_flight[leg.member.pool.name] -= 1
         if not load.requests:
             self.members.idle(leg.member)
@@ -163,7 +175,9 @@ class Front:
         leg = self._legs.get(request.request_id)
         if leg is None:
             return
-        leg.member.candidate.load.prompt_tokens -= leg.prompt_tokens
+        load = leg.member.candidate.load
+        load.prompt_tokens -= leg.prompt_tokens
+        load.backlog.computed(leg.number, now_s)
         leg.prompt_tokens = 0
         if request is leg.job.answer:
             leg.job.first_token_s = now_s
@@ -189,6 +203,7 @@ class Front:
     def _second_leg(self, job: Job, prefilled: Request) -> None:
         one = job.arrival
         job.cached_tokens = prefilled.cached_tokens
+        job.prefilled_s = self.agenda.now_s
         leg = self._legs.get(str(job.number))
         if leg is None:
             return

@@ -65,6 +65,8 @@ class Job:
     prefill_worker: str = ""
     tried: frozenset[str] = frozenset()
     """Workers that failed on it."""
+    prefilled_s: float | None = None
+    """When its leg on a prefill worker ended."""
     first_token_s: float | None = None
     ended_s: float | None = None
     outcome: Outcome | None = None

@@ -13,7 +13,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 from random import Random
 
-from forebay_router.choose import Candidate, Snapshot
+from forebay_router.choose import Snapshot
+from forebay_router.predicting import Candidate
+from forebay_router.speed import PoolSpeed, Speed
 from forebay_simulator.fleet.agenda import Agenda
 from forebay_simulator.fleet.spec import FleetSpec, PoolSpec
 from forebay_simulator.fleet.strides import StridingScheduler
@@ -60,6 +62,8 @@ class Pool:
     numbers: list[tuple[float, int]] = field(default_factory=list)
     """(time, wanted) at each change."""
     number_of_next: int = 0
+    speed: PoolSpeed = field(default_factory=PoolSpeed)
+    """What the router has learnt of how fast its workers are."""
 
     def count(self, *states: State) -> int:
         """Members in any of these states."""
@@ -80,6 +84,9 @@ class Members:
     ) -> None:
         self.spec = spec
         self.pools = {pool.name: Pool(pool) for pool in spec.pools}
+        if spec.seeds_known:
+            for pool in self.pools.values():
+                pool.speed.plan(pool.spec.engine.seed())
         self.by_uid: dict[str, Member] = {}
         self.snapshot = Snapshot()
         self.changed: Callable[[], None] = lambda: None
@@ -174,8 +181,7 @@ class Members:
         served = pool.spec.engine.served()
         scheduler = StridingScheduler(served.scheduler, served.timer)
         engine = Engine(scheduler, self._agenda, self._hooks, strides=self._strides)
-        rates = pool.spec.engine.rates() if self.spec.rates_known else None
-        candidate = Candidate(uid=uid, role=pool.spec.role, pool=pool.spec.name, rates=rates)
+        candidate = Candidate(uid=uid, role=pool.spec.role, name=uid, pool=pool.spec.name, speed=Speed(pool.speed))
         member = Member(uid, pool.spec, engine, candidate)
         pool.members.append(member)
         self.by_uid[uid] = member

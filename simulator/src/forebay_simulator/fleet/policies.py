@@ -8,10 +8,11 @@ from random import Random
 from forebay_api.modelservice import Role
 from forebay_simulator.fleet.affinity import approximate, bounded_hashing, cached_in, precise
 from forebay_simulator.fleet.autoscaling import AutoscalerSpec, ForebayAutoscaler
+from forebay_simulator.fleet.choosing import Forebay
 from forebay_simulator.fleet.clairvoyance import Clairvoyant
 from forebay_simulator.fleet.members import Member
 from forebay_simulator.fleet.metrics import Watch
-from forebay_simulator.fleet.routing import Forebay, Routing, at_random, least_load, round_robin
+from forebay_simulator.fleet.routing import Routing, at_random, least_load, round_robin
 from forebay_simulator.fleet.scaling import (
     FixedRatio,
     HorizontalPodAutoscaler,
@@ -24,17 +25,17 @@ from forebay_simulator.fleet.sizing import Expectation, expectation, mean_reques
 from forebay_simulator.fleet.spec import FleetSpec, PoolSpec
 from forebay_simulator.fleet.traces.trace import Trace
 
-MakeRouting = Callable[[Random, Mapping[str, Member]], Routing]
-"""A policy for one run: its generator, and the workers by uid for those that can look inside them."""
+MakeRouting = Callable[[Random, Mapping[str, Member], FleetSpec], Routing]
+"""A policy for one run: its generator, the workers by uid for those that can look inside them, and what the fleet is."""
 
 ROUTING: Mapping[str, MakeRouting] = {
-    "random": lambda chance, _members: at_random(chance),
-    "round-robin": lambda chance, _members: round_robin(chance),
-    "least-load": lambda chance, _members: least_load(chance),
-    "chwbl": lambda chance, _members: bounded_hashing(chance),
-    "approximate-prefix": lambda chance, _members: approximate(chance),
-    "precise-prefix": lambda chance, members: precise(chance, cached_in(members)),
-    "forebay": lambda chance, _members: Forebay(chance),
+    "random": lambda chance, _members, _fleet: at_random(chance),
+    "round-robin": lambda chance, _members, _fleet: round_robin(chance),
+    "least-load": lambda chance, _members, _fleet: least_load(chance),
+    "chwbl": lambda chance, _members, _fleet: bounded_hashing(chance),
+    "approximate-prefix": lambda chance, _members, _fleet: approximate(chance),
+    "precise-prefix": lambda chance, members, _fleet: precise(chance, cached_in(members)),
+    "forebay": lambda chance, _members, fleet: Forebay(chance, fleet.objective),
 }
 
 

@@ -1,4 +1,4 @@
-"""Which worker gets a request: the router's own `choose`, and what simpler routers do.
+"""Which worker gets a request: what a policy is asked, and what simple routers do. The router's own choice is in choosing.py.
 
 A policy sees what a router could see: the request's block ids (as the text of its prompt), the workers with what was sent to
 them, and what came back. For pairs, the baselines choose the prefill worker by their rule and the decode worker by the least
@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from random import Random
 from typing import Protocol
 
-from forebay_router.choose import Candidate, Demand, Snapshot, choose
+from forebay_router.choose import Snapshot
+from forebay_router.predicting import Candidate, Demand
 from forebay_simulator.fleet.jobs import Job
 
 
@@ -24,6 +25,8 @@ class Placement:
     """Answers."""
     prefill: Candidate | None = None
     """Computes the prompt, when that is another worker."""
+    prompt_tokens: int | None = None
+    """Prompt tokens that are to be computed, where the policy predicts that; None is the whole prompt."""
 
     @property
     def computes(self) -> Candidate:
@@ -45,24 +48,6 @@ class Routing(Protocol):
     def gone(self, uid: str) -> None:
         """A worker is no more."""
         ...
-
-
-class Forebay:
-    """The router's own choice."""
-
-    def __init__(self, chance: Random) -> None:
-        self._chance = chance
-
-    def choose(self, job: Job, demand: Demand, snapshot: Snapshot, now_s: float) -> Placement | None:  # noqa: ARG002
-        """As the router does."""
-        choice = choose(demand, snapshot, self._chance, now_s)
-        return None if choice is None else Placement(choice.worker, choice.prefill)
-
-    def ended(self, job: Job) -> None:
-        """Learns nothing from it."""
-
-    def gone(self, uid: str) -> None:
-        """Remembers nothing of it."""
 
 
 Pick = Callable[[Job, Sequence[Candidate]], Candidate]

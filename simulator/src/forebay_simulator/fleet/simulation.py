@@ -74,7 +74,8 @@ class Run:
             strides=setting.strides,
         )
         self.front.attach(
-            self.members, ROUTING[setting.routing](_generator(setting.seed, "routing"), self.members.by_uid)
+            self.members,
+            ROUTING[setting.routing](_generator(setting.seed, "routing"), self.members.by_uid, setting.fleet),
         )
         self.watch = Watch(
             setting.scraping, self.agenda, self.front, self.members, _generator(setting.seed, "prometheus")

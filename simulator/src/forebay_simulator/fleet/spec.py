@@ -8,10 +8,10 @@ from functools import lru_cache
 from forebay_api.modelservice import Role
 from forebay_api.objective import Objective
 from forebay_capacity.accelerators import accelerator_of
-from forebay_capacity.batch import prefill_seconds
 from forebay_capacity.dtypes import kv_dtype
 from forebay_capacity.worker import Parallelism, Worker
-from forebay_router.choose import Rates
+from forebay_router.discovery.seeds import seed_of_timer
+from forebay_router.speed import Seed
 from forebay_simulator.engine.model import ServedModel, load_model, read_shape
 from forebay_simulator.engine.scheduling import StepTimer
 from forebay_simulator.engine.settings import EngineSettings, SimulationSettings
@@ -22,10 +22,6 @@ from forebay_simulator.fleet.timers import (
     MOCKER_SEQUENCES,
     MockerTimer,
 )
-
-USUAL_PROMPT_TOKENS = 2048
-USUAL_BATCH = 32
-USUAL_CONTEXT_TOKENS = 2048
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,19 +70,9 @@ class EngineSpec:
         """What the engine makes of it; StartupError where it would not start."""
         return _served(self)
 
-    def rates(self) -> Rates:
-        """What the capacity model tells the router of such a worker at the usual load."""
-        timer = self.served().timer
-        step_s = timer.step_seconds(
-            decode_sequences=USUAL_BATCH,
-            decode_context_tokens=USUAL_BATCH * USUAL_CONTEXT_TOKENS,
-            prefill_tokens=0,
-            prefill_attention=0,
-        )
-        return Rates(
-            prefill_tokens_per_s=USUAL_PROMPT_TOKENS / prefill_seconds(timer, USUAL_PROMPT_TOKENS),  # type: ignore[arg-type]
-            output_token_s=step_s / USUAL_BATCH,
-        )
+    def seed(self) -> Seed:
+        """What the capacity model tells the router of such a worker."""
+        return seed_of_timer(self.served().timer)  # type: ignore[arg-type]
 
     def worker(self) -> Worker:
         """The same for the capacity model."""
@@ -160,8 +146,8 @@ class FleetSpec:
     attempts_max: int = 3
     drain_max_s: float = 600.0
     """Requests of a leaving worker that take longer are cut off."""
-    rates_known: bool = True
-    """The router knows the rates of its workers from the capacity model."""
+    seeds_known: bool = True
+    """The router knows the speed of its workers from the capacity model before it has measured any."""
     expected_output_tokens: int = 256
     """The router's guess of an answer's length."""
 

@@ -31,8 +31,8 @@ class MockerTimer:
         *,
         decode_sequences: int,
         decode_context_tokens: int,
-        prefill_tokens: int,
-        prefill_attention: int,  # noqa: ARG002  (see above)
+        prefill_tokens: int = 0,
+        prefill_attention: int = 0,  # noqa: ARG002  (see above)
     ) -> float:
         """Seconds of one step."""
         milliseconds = 0.0

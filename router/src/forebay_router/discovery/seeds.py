@@ -1,0 +1,57 @@
+"""How fast a pool's workers should be, by the capacity model. Pure.
+
+Until their speed is learnt from finished requests, the model's stands in: a line through two prompts, and one through two batches
+at a usual context. A model or an accelerator that it does not know gives none, and an assumed speed stands in.
+"""
+
+from collections.abc import Mapping
+
+from forebay_api.acceleratorclass import AcceleratorClassSpec
+from forebay_api.modelservice import ModelServiceSpec
+from forebay_capacity.batch import decode_seconds, prefill_seconds
+from forebay_capacity.errors import CapacityError
+from forebay_capacity.fits import worker_of_pool
+from forebay_capacity.steptime import StepTimer, timer_of
+from forebay_capacity.worker import Worker
+from forebay_router.speed import Origin, Seed
+
+SHORT_PROMPT_TOKENS = 256
+USUAL_PROMPT_TOKENS = 2048
+USUAL_BATCH = 32
+"""Sequences that decode together in one lane."""
+
+
+def seeds_of_pools(
+    spec: ModelServiceSpec, accelerators: Mapping[str, AcceleratorClassSpec]
+) -> tuple[tuple[str, Seed], ...]:
+    """Seeds by pool, for those that the capacity model knows."""
+    found = []
+    for pool in spec.pools:
+        accelerator = accelerators.get(pool.accelerator)
+        if accelerator is None:
+            continue
+        try:
+            worker = worker_of_pool(spec, pool, accelerator)
+            found.append((pool.name, seed_of(worker)))
+        except CapacityError:
+            continue
+    return tuple(found)
+
+
+def seed_of(worker: Worker) -> Seed:
+    """The lines of one worker; a queue is shared by its lanes, a batch is spread over them."""
+    return seed_of_timer(timer_of(worker), worker.lanes)
+
+
+def seed_of_timer(timer: StepTimer, lanes: int = 1) -> Seed:
+    """The lines of a worker whose steps take as long as the timer says."""
+    short_s, usual_s = (prefill_seconds(timer, tokens) for tokens in (SHORT_PROMPT_TOKENS, USUAL_PROMPT_TOKENS))
+    alone_s, full_s = (decode_seconds(timer, batch, USUAL_PROMPT_TOKENS) for batch in (1, USUAL_BATCH))
+    token_s = (usual_s - short_s) / (USUAL_PROMPT_TOKENS - SHORT_PROMPT_TOKENS)
+    return Seed(
+        first_token_s=max(0.0, short_s - SHORT_PROMPT_TOKENS * token_s),
+        prefill_token_s=token_s / lanes,
+        step_s=alone_s,
+        step_growth_s=(full_s - alone_s) / (USUAL_BATCH - 1) / lanes,
+        origin=Origin.PLANNED,
+    )

@@ -1,0 +1,12 @@
+"""Which worker has how much of a prompt in its KV cache.
+
+content      request -> chained hashes of its prompt's blocks, without tokenising
+holders      block hash -> set of workers; the walk along a chain
+approximate  what this router sent where, corrected by the cached tokens that answers tell
+feed         sequence numbers of one engine's KV events: gaps, replays, restarts
+events       KV event batches as engines spell them
+precise      what engines say they store, by token ids
+audit        predicted against delivered cached tokens; which source a worker is judged by
+sharing      the start that nearly every request shares, which earns no affinity
+prefix_index the two sources behind one interface
+"""

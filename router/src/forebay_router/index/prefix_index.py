@@ -1,0 +1,171 @@
+"""The two sources behind one interface.
+
+    look_up    a prompt -> how much of it each worker holds, by the source each worker is judged by
+    sent       the prompt goes to a worker
+    answered   the worker told what it had: correct the mirror, audit both sources, learn how many tokens a byte is
+
+Bytes and tokens. The approximate index counts bytes of content; a service's tokens per byte are learnt from the prompt tokens
+that answers tell (a quarter until the first one). What an answer delivered is put back into bytes by that answer's own ratio.
+
+The precise source needs token ids. A request that brings them is matched exactly; for any other the approximate source answers.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import inf
+from typing import Final
+
+from forebay_router.index.approximate import ApproximateIndex, Sent
+from forebay_router.index.audit import Audit, Source
+from forebay_router.index.content import BLOCK_MIN_BYTES, Content
+from forebay_router.index.precise import PreciseIndex
+from forebay_router.index.sharing import CommonStart
+
+FIRST_TOKENS_PER_BYTE: Final = 0.25
+_TOKEN_ID_BYTES: Final = 4
+_MEMORY: Final = 64
+"""Answers over which tokens per byte are averaged."""
+_SLACK_TOKENS: Final = 64
+_SLACK_SHARE: Final = 1 / 32
+"""Twice the coarseness of the blocks."""
+
+
+@dataclass(slots=True)
+class Known:
+    """What is learnt of one service's prompts."""
+
+    common: CommonStart = field(default_factory=CommonStart)
+    tokens_per_byte: float = FIRST_TOKENS_PER_BYTE
+    answers: int = 0
+    predicted_tokens: int = 0
+    """Expected in caches, summed over answers that told what was there."""
+    delivered_tokens: int = 0
+    missed_tokens: int = 0
+    """Expected and not there."""
+
+    def note_audit(self, predicted: float, delivered: float) -> None:
+        """An answer told its cached tokens."""
+        self.predicted_tokens += round(predicted)
+        self.delivered_tokens += round(delivered)
+        self.missed_tokens += round(max(0.0, predicted - delivered))
+
+    def note_ratio(self, tokens_per_byte: float) -> None:
+        """An answer told its prompt tokens."""
+        self.answers += 1
+        self.tokens_per_byte += max(1 / self.answers, 1 / _MEMORY) * (tokens_per_byte - self.tokens_per_byte)
+
+
+@dataclass(frozen=True, slots=True)
+class LookUp:
+    """What the index says of one prompt."""
+
+    content: Content
+    prompt_tokens: int
+    """Estimate; exact where the client sent token ids."""
+    tokens_per_byte: float
+    cached: Mapping[str, int]
+    """Worker -> prompt tokens that it is thought to hold; workers that hold none are left out."""
+    common_tokens: int
+    """Tokens at the start that nearly every request shares."""
+    precise: Mapping[str, int]
+    """What events say, of every worker they tell of, whether or not it is used."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dispatch:
+    """A prompt that was sent to a worker, and what was promised of it."""
+
+    uid: str
+    look_up: LookUp
+    sent: Sent
+    used: Source
+    precise_tokens: int | None
+    """What events promised; None when they told nothing."""
+
+
+NOWHERE: Final[Mapping[str, int]] = {}
+
+
+@dataclass(slots=True)
+class PrefixIndex:
+    """Which worker holds how much of a prompt."""
+
+    approximate: ApproximateIndex
+    precise: PreciseIndex = field(default_factory=PreciseIndex)
+    audits: dict[str, Audit] = field(default_factory=dict)
+    services: dict[str, Known] = field(default_factory=dict)
+    fallbacks: int = 0
+    """Times that the precise source was given up for a worker, so far."""
+
+    # -- workers ------------------------------------------------------------------------------------------------------
+
+    def add_worker(self, uid: str, kv_tokens: int | None = None) -> None:
+        """Know a worker, with the tokens its KV cache holds where that is known."""
+        self.approximate.add_worker(uid, inf if kv_tokens is None else kv_tokens / FIRST_TOKENS_PER_BYTE)
+        self.audits.setdefault(uid, Audit())
+
+    def drop_worker(self, uid: str) -> None:
+        """Forget a worker."""
+        self.approximate.drop_worker(uid)
+        self.precise.drop_worker(uid)
+        self.audits.pop(uid, None)
+
+    # -- a request ----------------------------------------------------------------------------------------------------
+
+    def look_up(self, service: str, content: Content, *, lora: str | None = None) -> LookUp:
+        """What each worker holds of a prompt. `lora` names the adapter, for requests to one."""
+        known = self.services.get(service)
+        if known is None:
+            known = self.services[service] = Known()
+        ratio = 1 / _TOKEN_ID_BYTES if content.token_ids is not None else known.tokens_per_byte
+        held = self.approximate.match(content)
+        cached = {uid: int(size * ratio) for uid, size in held.items()}
+        precise = NOWHERE
+        if content.token_ids is not None and self.precise.ranks:
+            precise = self.precise.match(content.token_ids, lora, content.salt)
+            cached |= {uid: tokens for uid, tokens in precise.items() if self._source(uid) is Source.PRECISE}
+        return LookUp(
+            content=content,
+            prompt_tokens=round(content.size_bytes * ratio),
+            tokens_per_byte=ratio,
+            cached=cached,
+            common_tokens=int(known.common.bytes_in(content) * ratio),
+            precise=precise,
+        )
+
+    def _source(self, uid: str) -> Source:
+        audit = self.audits.get(uid)
+        return Source.APPROXIMATE if audit is None else audit.source(precise_speaks=True)
+
+    def arrived(self, service: str, look_up: LookUp) -> None:
+        """A new request (not a further attempt) is being placed."""
+        self.services[service].common.note(look_up.content)
+
+    def sent(self, uid: str, look_up: LookUp) -> Dispatch:
+        """The prompt goes to a worker."""
+        precise_tokens = look_up.precise.get(uid)
+        used = self._source(uid) if precise_tokens is not None else Source.APPROXIMATE
+        return Dispatch(uid, look_up, self.approximate.record(uid, look_up.content), used, precise_tokens)
+
+    def answered(self, service: str, dispatch: Dispatch, *, prompt_tokens: int, cached_tokens: int | None) -> None:
+        """The answer told its prompt tokens and, where the engine says so, how many of them were cached."""
+        content = dispatch.look_up.content
+        if prompt_tokens <= 0 or not content.size_bytes:
+            return
+        known = self.services[service]
+        if content.token_ids is None:
+            known.note_ratio(prompt_tokens / content.size_bytes)
+        audit = self.audits.get(dispatch.uid)
+        if cached_tokens is None or audit is None:
+            return
+        tokens_per_byte = prompt_tokens / content.size_bytes
+        predicted: dict[Source, float] = {Source.APPROXIMATE: dispatch.sent.predicted_bytes * tokens_per_byte}
+        if dispatch.precise_tokens is not None:
+            predicted[Source.PRECISE] = dispatch.precise_tokens
+        before = audit.fallbacks
+        audit.note(predicted, cached_tokens, prompt_tokens)
+        self.fallbacks += audit.fallbacks - before
+        known.note_audit(predicted[dispatch.used], cached_tokens)
+        slack = max(2 * BLOCK_MIN_BYTES, _SLACK_SHARE * content.size_bytes, _SLACK_TOKENS / tokens_per_byte)
+        delivered = cached_tokens / tokens_per_byte
+        self.approximate.correct(dispatch.uid, content, dispatch.sent, delivered_bytes=delivered, slack_bytes=slack)

@@ -1,0 +1,280 @@
+"""KV events over ZeroMQ: from each worker that publishes them into the precise index.
+
+For each worker with a kv-events port, and each of its data-parallel ranks (which the engine lists at /kv_event_sources; older
+engines are taken to have one), a SUB socket follows the events and a DEALER socket asks for what was missed. `index.feed` decides
+what is applied; here are only sockets.
+
+    connection made      ask for a replay from the start: what was stored before
+    gap                  ask for a replay of what is missing; live messages wait meanwhile
+    connection broken    everything known of the rank is forgotten: the engine may come back as another one
+    restart              the replay under way, if any, is of the old engine: dropped
+
+ZeroMQ reconnects by itself; a replay that stalls for `REPLAY_IDLE_S` is given up; a rank whose sockets fail is begun again after
+a pause that doubles. Queues are bounded: `QUEUE_MAX` messages in the socket, then the engine drops and a gap shows it. The loop
+is given back after every message, since a long prompt's event takes about a millisecond.
+"""
+
+import asyncio
+import contextlib
+import logging
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import orjson
+import zmq
+import zmq.asyncio
+from zmq.utils.monitor import recv_monitor_message
+
+from forebay_router.errors import WorkerFailure
+from forebay_router.index.events import MalformedBatchError, decode_batch
+from forebay_router.index.feed import Feed
+from forebay_router.index.precise import PreciseIndex
+from forebay_router.table import Worker, WorkerTable
+from forebay_router.upstream import Upstreams
+
+log = logging.getLogger(__name__)
+
+QUEUE_MAX: Final = 10_000
+REPLAY_IDLE_S: Final = 5.0
+SOURCES_TIMEOUT_S: Final = 2.0
+FIRST_PAUSE_S: Final = 0.5
+LONGEST_PAUSE_S: Final = 30.0
+END_OF_REPLAY: Final = b"\xff" * 8
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where one rank publishes."""
+
+    rank: int
+    events: str
+    """ZeroMQ address of the PUB socket."""
+    replay: str | None
+    """Of the ROUTER socket; None where there is none."""
+
+
+def read_sources(body: bytes, host: str) -> tuple[Source, ...]:
+    """The ranks that an engine lists, under the worker's address; ones that connect by themselves are left out."""
+    try:
+        told = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return ()
+    if not isinstance(told, dict):
+        return ()
+    found = []
+    for rank, one in told.items():
+        events = _address(one.get("endpoint"), host) if isinstance(one, dict) else None
+        if events is not None and str(rank).isdigit():
+            found.append(Source(int(rank), events, _address(one.get("replay_endpoint"), host)))
+    return tuple(found)
+
+
+def _address(endpoint: Any, host: str) -> str | None:
+    """An engine's bound endpoint as seen from here."""
+    parts = urlsplit(endpoint) if isinstance(endpoint, str) else None
+    try:
+        port = parts.port if parts is not None and parts.scheme == "tcp" else None
+    except ValueError:
+        return None
+    return f"tcp://{_bracketed(host)}:{port}" if port else None
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
+@dataclass(slots=True)
+class Counts:
+    """For the metrics; sums over all workers since the start."""
+
+    messages: int = 0
+    malformed: int = 0
+    gaps: int = 0
+    restarts: int = 0
+    holes: int = 0
+
+
+@dataclass(slots=True)
+class KvEvents:
+    """Follows every worker that publishes."""
+
+    table: WorkerTable
+    index: PreciseIndex
+    upstreams: Upstreams
+    counts: Counts = field(default_factory=Counts)
+    connected: set[tuple[str, int]] = field(default_factory=set)
+    """Worker and rank of every subscription that stands."""
+    _changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __post_init__(self) -> None:
+        """Listen to the table."""
+        self.table.on_added.append(lambda _worker: self._changed.set())
+        self.table.on_gone.append(lambda _worker: self._changed.set())
+
+    async def run(self) -> None:
+        """Follow for ever."""
+        context = zmq.asyncio.Context()
+        following: dict[str, asyncio.Task[None]] = {}
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                while True:
+                    self._changed.clear()
+                    wanted = {uid: one for uid, one in self.table.workers.items() if one.spec.kv_events_port}
+                    for uid in following.keys() - wanted.keys():
+                        following.pop(uid).cancel()
+                    for uid in wanted.keys() - following.keys():
+                        following[uid] = tasks.create_task(self._follow(context, wanted[uid]), name=f"kv events {uid}")
+                    await self._changed.wait()
+        finally:
+            context.destroy(linger=0)
+
+    async def _follow(self, context: zmq.asyncio.Context, worker: Worker) -> None:
+        """One worker, until it is gone."""
+        pause_s = FIRST_PAUSE_S
+        while True:
+            try:
+                sources = await self._sources(worker)
+                async with asyncio.TaskGroup() as tasks:
+                    for source in sources:
+                        tasks.create_task(Subscription(self, context, worker, source).run())
+                pause_s = FIRST_PAUSE_S
+            except* (zmq.ZMQError, OSError) as errors:
+                log.warning("kv events of a worker fail: %r", errors.exceptions, extra={"worker": worker.spec.name})
+            await asyncio.sleep(pause_s)
+            pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
+
+    async def _sources(self, worker: Worker) -> tuple[Source, ...]:
+        """Where a worker publishes: as it says, else by its ports."""
+        spec = worker.spec
+        with contextlib.suppress(WorkerFailure):
+            answer = await self.upstreams.get(worker.peer, "/kv_event_sources", timeout_s=SOURCES_TIMEOUT_S)
+            if answer.status == 200 and (sources := read_sources(answer.take_buffered(), spec.host)):
+                return sources
+        host = _bracketed(spec.host)
+        replay = f"tcp://{host}:{spec.kv_replay_port}" if spec.kv_replay_port else None
+        return (Source(0, f"tcp://{host}:{spec.kv_events_port}", replay),)
+
+
+class Subscription:
+    """One rank's sockets and its feed."""
+
+    def __init__(self, owner: KvEvents, context: zmq.asyncio.Context, worker: Worker, source: Source) -> None:
+        self.owner = owner
+        self.context = context
+        self.source = source
+        self.uid = str(worker.spec.uid)
+        self.name = worker.spec.name
+        self.feed = Feed(apply=self._apply, forget=self._forget)
+        self._replay: asyncio.Task[None] | None = None
+
+    def _apply(self, payload: bytes) -> None:
+        try:
+            batch = decode_batch(payload)
+        except MalformedBatchError as error:
+            self.owner.counts.malformed += 1
+            log.debug("kv event batch is malformed: %s", error, extra={"worker": self.name})
+            return
+        self.owner.counts.malformed += batch.malformed
+        self.owner.index.apply(self.uid, replace(batch, rank=self.source.rank))
+
+    def _forget(self) -> None:
+        self.owner.index.forget_rank(self.uid, self.source.rank)
+
+    async def run(self) -> None:
+        """Subscribe until cancelled; what was known is forgotten at the end."""
+        socket = self.context.socket(zmq.SUB)
+        try:
+            socket.set(zmq.RCVHWM, QUEUE_MAX)
+            socket.set(zmq.LINGER, 0)
+            socket.subscribe(b"")
+            monitor = socket.get_monitor_socket(zmq.EVENT_CONNECTED | zmq.EVENT_DISCONNECTED)
+            socket.connect(self.source.events)
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._watch(monitor, tasks))
+                await self._listen(socket, tasks)
+        finally:
+            self.owner.connected.discard((self.uid, self.source.rank))
+            self._forget()
+            socket.disable_monitor()
+            socket.close()
+
+    async def _watch(self, monitor: Any, tasks: asyncio.TaskGroup) -> None:
+        """Hear of the connection's state."""
+        while True:
+            event = (await recv_monitor_message(monitor))["event"]
+            key = (self.uid, self.source.rank)
+            if event == zmq.EVENT_CONNECTED:
+                self.owner.connected.add(key)
+                self._ask(self.feed.connected(), tasks)
+            elif event == zmq.EVENT_DISCONNECTED:
+                self.owner.connected.discard(key)
+                self._stop_replay()
+                self.feed.disconnected()
+
+    async def _listen(self, socket: zmq.asyncio.Socket, tasks: asyncio.TaskGroup) -> None:
+        while True:
+            frames = await socket.recv_multipart()
+            if len(frames) < 2 or len(frames[-2]) != 8:
+                self.owner.counts.malformed += 1
+                continue
+            before = self._counted()
+            self._ask(self.feed.live(int.from_bytes(frames[-2], "big"), frames[-1]), tasks)
+            self._count(before)
+            await asyncio.sleep(0)
+
+    def _counted(self) -> tuple[int, int, int, int]:
+        feed = self.feed
+        return feed.messages, feed.gaps, feed.restarts, feed.holes
+
+    def _count(self, before: tuple[int, int, int, int]) -> None:
+        messages, gaps, restarts, holes = (now - past for now, past in zip(self._counted(), before, strict=True))
+        counts = self.owner.counts
+        counts.messages += messages
+        counts.gaps += gaps
+        counts.restarts += restarts
+        counts.holes += holes
+
+    # -- replay -------------------------------------------------------------------------------------------------------
+
+    def _ask(self, start: int | None, tasks: asyncio.TaskGroup) -> None:
+        """Begin a replay, in place of one that is under way."""
+        if start is None:
+            return
+        self._stop_replay()
+        self._replay = tasks.create_task(self._run_replay(start))
+
+    def _stop_replay(self) -> None:
+        if self._replay is not None:
+            self._replay.cancel()
+            self._replay = None
+
+    async def _run_replay(self, start: int) -> None:
+        before = self._counted()
+        try:
+            if self.source.replay is not None:
+                await self._fetch(self.source.replay, start)
+        except (TimeoutError, zmq.ZMQError) as error:
+            log.warning("replay of kv events fails: %r", error, extra={"worker": self.name})
+        self.feed.replay_over()
+        self._count(before)
+
+    async def _fetch(self, address: str, start: int) -> None:
+        socket = self.context.socket(zmq.DEALER)
+        try:
+            socket.set(zmq.RCVHWM, QUEUE_MAX)
+            socket.set(zmq.LINGER, 0)
+            socket.connect(address)
+            await socket.send_multipart([b"", start.to_bytes(8, "big")])
+            while True:
+                async with asyncio.timeout(REPLAY_IDLE_S):
+                    frames = await socket.recv_multipart()
+                if len(frames) < 2 or len(frames[-2]) != 8:
+                    self.owner.counts.malformed += 1
+                    continue
+                if frames[-2] == END_OF_REPLAY:
+                    return
+                self.feed.replayed(int.from_bytes(frames[-2], "big"), frames[-1])
+                await asyncio.sleep(0)
+        finally:
+            socket.close()

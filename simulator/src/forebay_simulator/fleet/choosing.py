@@ -1,0 +1,124 @@
+"""The router's own choice in the fleet: its `choose`, its prefix index and what it learns, all of them the real ones.
+
+Only the prompt's content is made up. A trace names blocks of tokens by ids that stand for all that comes before, so the hash of a
+block of content is made of the id of the trace's block in which it ends; what is beyond the ids is the request's own. A token
+counts four bytes, which is what the router assumes of text before it has learnt better.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from random import Random
+
+from forebay_api.objective import Objective
+from forebay_router.accounting import Record
+from forebay_router.choose import Snapshot, choose
+from forebay_router.index.approximate import ApproximateIndex
+from forebay_router.index.content import ENDS, Content
+from forebay_router.index.prefix_index import LookUp, PrefixIndex
+from forebay_router.learning import Trip, learn
+from forebay_router.predicting import Demand
+from forebay_router.usage import Usage
+from forebay_simulator.fleet.jobs import Job
+from forebay_simulator.fleet.routing import Placement
+
+TOKEN_BYTES = 4
+INDEX_BLOCKS = 4_000_000
+"""As the router's own default."""
+_SERVICE = "fleet"
+_SPREAD = 0x9E3779B97F4A7C15
+_MASK = (1 << 64) - 1
+
+
+def content_of_job(job: Job) -> Content:
+    """The prompt as the prefix index sees it: equal starts of ids give equal starts of hashes."""
+    size = job.arrival.prompt_tokens * TOKEN_BYTES
+    block = job.blocks.trace_block * TOKEN_BYTES
+    ids = job.arrival.block_ids if block else ()
+    own = (job.number + 1) * _SPREAD
+    hashes = []
+    for end in ENDS[: bisect_right(ENDS, size)]:
+        at = (end - 1) // block if block else 0
+        name = ids[at] * _SPREAD if at < len(ids) else own
+        hashes.append(hash((name, end)) & _MASK)
+    return Content(tuple(hashes), size)
+
+
+class Forebay:
+    """One router: what it knows, and what it does with a request."""
+
+    def __init__(self, chance: Random, objective: Objective) -> None:
+        self._chance = chance
+        self._objective = objective
+        self._index = PrefixIndex(ApproximateIndex(INDEX_BLOCKS))
+        self._known: set[str] = set()
+        self._look_ups: dict[int, LookUp] = {}
+        self._trips: dict[int, Trip] = {}
+        self._snapshot: Snapshot | None = None
+
+    def choose(self, job: Job, demand: Demand, snapshot: Snapshot, now_s: float) -> Placement | None:
+        """As the router does, with the same knowledge."""
+        self._meet(snapshot)
+        look_up = self._look_up(job)
+        demand = demand._replace(
+            prompt_tokens=look_up.prompt_tokens,
+            cached=look_up.cached,
+            common_tokens=look_up.common_tokens,
+            objective=self._objective,
+        )
+        choice = choose(demand, snapshot, self._chance, now_s)
+        if choice is None:
+            return None
+        computes = choice.prefill or choice.worker
+        self._trips[job.number] = Trip(
+            service=_SERVICE,
+            prediction=choice.prediction,
+            look_up=look_up,
+            prefiller=computes.speed,
+            writer=choice.worker.speed,
+            dispatch=self._index.sent(computes.uid, look_up),
+            sent_s=now_s,
+            ahead_tokens=computes.load.backlog.tokens_left(computes.token_s, now_s),
+            in_flight=choice.worker.load.requests + 1,
+        )
+        if choice.prefill is not None:
+            self._index.approximate.record(choice.worker.uid, look_up.content)
+        return Placement(choice.worker, choice.prefill, max(1, choice.prediction.uncached_tokens))
+
+    def _meet(self, snapshot: Snapshot) -> None:
+        if snapshot is not self._snapshot:
+            self._snapshot = snapshot
+            for uid in self._known - snapshot.by_uid.keys():
+                self.gone(uid)
+            for uid in snapshot.by_uid.keys() - self._known:
+                self._known.add(uid)
+                self._index.add_worker(uid)
+
+    def _look_up(self, job: Job) -> LookUp:
+        earlier = self._look_ups.get(job.number)
+        content = content_of_job(job) if earlier is None else earlier.content
+        look_up = self._look_ups[job.number] = self._index.look_up(_SERVICE, content)
+        if earlier is None:
+            self._index.arrived(_SERVICE, look_up)
+        return look_up
+
+    def ended(self, job: Job) -> None:
+        """Learn from it, as from an answer that tells its usage."""
+        self._look_ups.pop(job.number, None)
+        trip = self._trips.pop(job.number, None)
+        if trip is None or self._snapshot is None:
+            return
+        trip.prefilled_s = job.prefilled_s
+        record = Record(job.at_s)
+        record.outcome = job.outcome
+        record.streamed = True
+        record.first_content_s, record.last_content_s = job.first_token_s, job.ended_s
+        if job.first_token_s is not None:
+            record.usage = Usage(job.arrival.prompt_tokens, job.arrival.output_tokens, job.cached_tokens)
+        worker = self._snapshot.by_uid.get(job.worker)
+        learn(trip, record, self._index, in_flight=1 if worker is None else worker.load.requests + 1)
+
+    def gone(self, uid: str) -> None:
+        """Forget a worker."""
+        self._known.discard(uid)
+        self._index.drop_worker(uid)

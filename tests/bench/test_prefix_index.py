@@ -1,0 +1,91 @@
+"""The prefix index: memory per million blocks, time per prompt. Results in build/bench/prefix_index.json."""
+
+import gc
+import json
+import resource
+import subprocess
+import sys
+import time
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from forebay_router.index.approximate import ApproximateIndex
+from forebay_router.index.content import ENDS, Content, content_of
+from forebay_router.index.prefix_index import PrefixIndex
+
+pytestmark = pytest.mark.bench
+
+RESULT = Path("build/bench/prefix_index.json")
+BLOCKS = 1_000_000
+PROMPT_BLOCKS = 100
+WORKERS = 8
+
+_FILL = f"""
+import resource
+from random import Random
+from forebay_router.index.approximate import ApproximateIndex
+from forebay_router.index.content import Content, ENDS
+rng = Random(1)
+index = ApproximateIndex({BLOCKS})
+for at in range({WORKERS}):
+    index.add_worker(f"w{{at}}")
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+for at in range({BLOCKS // PROMPT_BLOCKS}):
+    hashes = tuple(rng.getrandbits(64) for _ in range({PROMPT_BLOCKS}))
+    index.record(f"w{{at % {WORKERS}}}", Content(hashes, ENDS[{PROMPT_BLOCKS} - 1]))
+assert index.entries == {BLOCKS}
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024)
+"""
+
+
+def memory_bytes() -> int:
+    """Growth of a fresh process that fills an index with a million blocks, each held by one worker."""
+    done = subprocess.run([sys.executable, "-c", _FILL], check=True, capture_output=True, text=True)
+    return int(done.stdout)
+
+
+def prompt_s(workers: int) -> dict[str, float]:
+    """CPU seconds for a prompt of 100,000 tokens (400 KB), of which a third is held by many workers."""
+    text = "".join(chr(97 + at * 7 % 26) for at in range(1000)) * 400
+    fields = {"model": "m", "messages": [{"role": "system", "content": text}, {"role": "user", "content": "Hi"}]}
+    index = PrefixIndex(ApproximateIndex(1_000_000))
+    rng = Random(1)
+    for at in range(workers):
+        index.add_worker(f"w{at}")
+    first = content_of(fields)
+    assert first is not None
+    for at in range(workers):
+        blocks = rng.randrange(len(first.hashes)) // 3
+        index.approximate.record(f"w{at}", Content(first.hashes[:blocks], ENDS[blocks - 1] if blocks else 0))
+    times: dict[str, list[float]] = {"hash": [], "walk": [], "record": []}
+    gc.disable()
+    try:
+        for _ in range(30):
+            start = time.process_time()
+            made = content_of(fields)
+            hashed = time.process_time()
+            assert made is not None
+            looked = index.look_up("s", made)
+            walked = time.process_time()
+            index.sent("w0", looked)
+            times["record"].append(time.process_time() - walked)
+            times["walk"].append(walked - hashed)
+            times["hash"].append(hashed - start)
+    finally:
+        gc.enable()
+    return {name: sorted(taken)[len(taken) // 2] for name, taken in times.items()}
+
+
+def test_prefix_index():
+    figures: dict[str, object] = {"bytes_per_million_blocks": memory_bytes()}
+    for workers in (10, 100, 1000):
+        figures[f"prompt_of_100k_tokens_ms_{workers}_workers"] = {
+            name: round(taken * 1e3, 3) for name, taken in prompt_s(workers).items()
+        }
+    figures["max_rss_mb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+    RESULT.parent.mkdir(parents=True, exist_ok=True)
+    RESULT.write_text(json.dumps(figures, indent=1) + "\n")
+    print(json.dumps(figures, indent=1))
+    assert figures["bytes_per_million_blocks"] < 400e6

@@ -1,0 +1,126 @@
+"""Learning how fast workers are, and how long their queues take."""
+
+from math import exp
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forebay_router.backlog import Backlog
+from forebay_router.speed import ASSUMED, Line, Origin, PoolSpeed, Speed, chance_within
+
+
+def test_a_line_is_learnt_from_noisy_requests():
+    line, rng = Line(0.01, 1 / 20_000, 1024), Random(1)
+    for _ in range(300):
+        tokens = rng.choice([100, 500, 2000, 4000])
+        line.observe(tokens, (0.03 + tokens / 8000) * exp(rng.gauss(0, 0.1)))
+    assert line.at(100) == pytest.approx(0.0425, rel=0.25)
+    assert line.at(4000) == pytest.approx(0.53, rel=0.1)
+    assert 0.05 < line.spread2**0.5 < 0.3
+
+
+def test_equal_requests_move_the_base_and_keep_the_slope():
+    line = Line(0.01, 1 / 20_000, 1024)
+    for _ in range(200):
+        line.observe(100, 0.05)
+    assert line.at(100) == pytest.approx(0.05, rel=0.02)
+    assert line.slope == pytest.approx(1 / 20_000, rel=0.5)
+
+
+def test_one_hung_request_hardly_moves_a_line():
+    line = Line(0.01, 1 / 20_000, 1024)
+    for tokens in (100, 1000, 3000) * 30:
+        line.observe(tokens, 0.01 + tokens / 20_000)
+    before = line.at(1000)
+    line.observe(1000, 600.0)
+    assert line.at(1000) < 1.3 * before
+
+
+@given(st.lists(st.tuples(st.floats(0, 1e5), st.floats(1e-6, 1e3)), max_size=50))
+def test_lines_are_never_negative(seen):
+    line = Line(0.01, 1 / 20_000, 1024)
+    for x, y in seen:
+        line.observe(x, y)
+        assert line.base >= 0
+        assert line.slope >= 0
+        assert line.at(x) < 1e9
+
+
+def test_equal_workers_are_exactly_equal_and_a_slow_one_is_found():
+    pool, rng = PoolSpeed(), Random(3)
+    workers = [Speed(pool) for _ in range(4)]
+    for _ in range(150):
+        for at, worker in enumerate(workers):
+            tokens = rng.choice([200, 1000])
+            slow = 2.0 if at == 3 else 1.0
+            worker.saw_first_token(tokens, slow * (0.02 + tokens / 10_000) * exp(rng.gauss(0, 0.1)))
+    assert pool.origin is Origin.MEASURED
+    slow_factor = workers[3].first_token.value / workers[0].first_token.value
+    assert slow_factor == pytest.approx(2.0, rel=0.25)
+
+
+def test_a_worker_alone_is_its_pool():
+    """While only one worker has been measured, the others are expected to be like it."""
+    pool, rng = PoolSpeed(), Random(4)
+    measured, fresh = Speed(pool), Speed(pool)
+    for _ in range(30):
+        measured.saw_first_token(100, 0.001 * exp(rng.gauss(0, 0.2)))
+        measured.saw_output(2, 0.05)
+        assert measured.first_token.value == fresh.first_token.value == 1.0
+        assert measured.output_token.value == 1.0
+
+
+def test_chance_beyond_doubt_and_coin_toss():
+    assert chance_within(1.0, 1.0, 0.16) == pytest.approx(0.5)
+    assert chance_within(1.0, 0.01, 0.16) > 0.999_999
+    assert chance_within(1.0, 100.0, 0.16) < 1e-6
+    assert chance_within(1.0, 0.0, 0.16) == 1.0
+
+
+def test_a_queue_counts_from_dispatch_and_drains():
+    queue = Backlog()
+    assert queue.wait_s(0.001, 5.0) == 0
+    queue.add(1, 100, 10.0, visible=True)
+    queue.add(2, 200, 10.0, visible=True)
+    assert queue.wait_s(0.001, 10.0) == pytest.approx(0.3)
+    assert queue.wait_s(0.001, 10.06) == pytest.approx(0.24)
+    queue.computed(1, 10.2)
+    assert queue.wait_s(0.001, 10.25) == pytest.approx(0.15)
+    queue.computed(2, 10.4)
+    assert queue.wait_s(0.001, 10.4) == 0
+
+
+def test_a_silent_worker_looks_longer_the_longer_it_is_silent():
+    queue = Backlog()
+    queue.add(1, 100, 0.0, visible=True)
+    assert queue.wait_s(0.001, 0.1) == pytest.approx(0.0)
+    assert queue.wait_s(0.001, 5.1) == pytest.approx(5.0)
+
+
+def test_prompts_whose_first_token_is_not_seen_drain_by_time():
+    queue = Backlog()
+    queue.add(1, 100, 0.0, visible=False)
+    assert queue.wait_s(0.001, 0.05) == pytest.approx(0.05)
+    assert queue.wait_s(0.001, 5.0) == 0
+    queue.add(2, 100, 5.0, visible=False)
+    assert queue.wait_s(0.001, 5.0) == pytest.approx(0.1), "it began when it came"
+
+
+@given(st.lists(st.tuples(st.sampled_from(["add", "computed", "drop"]), st.integers(0, 9), st.booleans()), max_size=60))
+def test_a_queue_never_loses_count(steps):
+    queue, now = Backlog(), 0.0
+    for action, lease, visible in steps:
+        now += 0.01
+        if action == "add" and lease not in queue.prompts:
+            queue.add(lease, 10 * lease, now, visible=visible)
+        elif action == "computed":
+            queue.computed(lease, now)
+            assert lease not in queue.prompts
+        elif action == "drop":
+            queue.drop(lease, now)
+            assert lease not in queue.prompts
+        assert queue.tokens == sum(one.tokens for one in queue.prompts.values())
+        assert queue.wait_s(1e-3, now) >= 0
+    assert ASSUMED.origin is Origin.ASSUMED
