@@ -27,6 +27,7 @@ from forebay_router.endpoints import Endpoint
 from forebay_router.errors import FailureReason, RequestRefused, WorkerFailure
 from forebay_router.explaining import EXPLAIN_HEADER, explain_line
 from forebay_router.headers import forwarded_lines
+from forebay_router.judging import check_opening, failure_at_end
 from forebay_router.metrics import ServiceStats
 from forebay_router.parsing import ParsedRequest, parse_request
 from forebay_router.placing import Place, Placing
@@ -41,8 +42,6 @@ log = logging.getLogger(__name__)
 
 JOINED_MAX_BYTES = 16 * 1024
 """Up to this size head and body are joined into one buffer; a longer body is not copied."""
-_RETRIED_STATUSES = frozenset({500, 502, 503})
-"""Answers of a worker that drains, dies or is full: another worker may well do it."""
 CLIENT_LEFT_STATUS = 499
 """Counted for a client that left before it got a status."""
 _NOT_JUDGED = Objective(ttft_s=float("inf"), tpot_s=float("inf"), target=1.0)
@@ -247,19 +246,9 @@ class Exchange:
         return self.tools.upstreams.send(worker.peer, request, answer)
 
     def _check_opening(self, answer: Answer, worker: Worker) -> None:
-        """Raise WorkerFailure when the opened answer is a failure that another worker may do better."""
+        """The worker has answered: see whether another one should."""
         worker.strikes = 0
-        if answer.status in _RETRIED_STATUSES and answer.complete:
-            raise WorkerRefusal(FailureReason.WORKER_ERROR, f"the worker answered {answer.status}", answer=answer)
-        scanner = answer.scanner
-        if scanner is None or scanner.first_content_s is not None or self.reply.content_begun:
-            return
-        if scanner.aborted:
-            raise WorkerFailure(FailureReason.ABORTED, "the engine aborted the request")
-        if scanner.error is not None and not scanner.client_error:
-            raise WorkerFailure(FailureReason.WORKER_ERROR, scanner.error)
-        if answer.complete and not scanner.complete and scanner.error is None:
-            raise WorkerFailure(FailureReason.CUT_OFF, "the stream ended before it began")
+        check_opening(answer, content_begun=self.reply.content_begun)
 
     # -- passing on ---------------------------------------------------------------------------------------------------
 
@@ -322,21 +311,13 @@ class Exchange:
     def _end(self, answer: Answer) -> None:
         """The worker's answer has ended; see whether it was whole."""
         scanner = answer.scanner
-        failed = None
-        client_error = scanner is not None and scanner.client_error  # has no outcome, like an answer 4xx
-        if scanner is not None and not client_error:
-            if scanner.error is not None:
-                failed = FailureReason.WORKER_ERROR
-            elif scanner.aborted:
-                failed = FailureReason.ABORTED
-            elif not scanner.complete:
-                failed = FailureReason.CUT_OFF
+        failed = failure_at_end(answer)
         if failed is not None and scanner is not None and not scanner.complete and scanner.error is None:
             self.reply.write(self.reply.error_event(failed))
         self.reply.end()
         if failed is not None:
             self.record.outcome, self.record.reason = Outcome.CUT_OFF, failed
-        elif not client_error:
+        elif scanner is None or not scanner.client_error:  # a client's error has no outcome, like an answer 4xx
             self.record.note_status(answer.status)
 
     # -- failing ------------------------------------------------------------------------------------------------------

@@ -1,0 +1,37 @@
+"""Whether a worker's answer is a failure: when it opens, and when it has ended. Pure.
+
+Until the first content an answer can still be replaced by another worker's; afterwards a failure can only be told to the client.
+"""
+
+from forebay_router.answer import Answer, WorkerRefusal
+from forebay_router.errors import FailureReason, WorkerFailure
+
+RETRIED_STATUSES = frozenset({500, 502, 503})
+"""Answers of a worker that drains, dies or is full: another worker may well do it."""
+
+
+def check_opening(answer: Answer, *, content_begun: bool) -> None:
+    """Raise WorkerFailure when an opened answer is a failure that another worker may do better."""
+    if answer.status in RETRIED_STATUSES and answer.complete:
+        raise WorkerRefusal(FailureReason.WORKER_ERROR, f"the worker answered {answer.status}", answer=answer)
+    scanner = answer.scanner
+    if scanner is None or scanner.first_content_s is not None or content_begun:
+        return
+    if scanner.aborted:
+        raise WorkerFailure(FailureReason.ABORTED, "the engine aborted the request")
+    if scanner.error is not None and not scanner.client_error:
+        raise WorkerFailure(FailureReason.WORKER_ERROR, scanner.error)
+    if answer.complete and not scanner.complete and scanner.error is None:
+        raise WorkerFailure(FailureReason.CUT_OFF, "the stream ended before it began")
+
+
+def failure_at_end(answer: Answer) -> FailureReason | None:
+    """Why an answer that has ended is no good; None when it is whole, or told the client of its own error."""
+    scanner = answer.scanner
+    if scanner is None or scanner.client_error:
+        return None
+    if scanner.error is not None:
+        return FailureReason.WORKER_ERROR
+    if scanner.aborted:
+        return FailureReason.ABORTED
+    return None if scanner.complete else FailureReason.CUT_OFF
