@@ -38,7 +38,6 @@ Candidates hold live loads and speeds that others change; a snapshot is their gr
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from math import inf
 from random import Random
 from typing import Final
 
@@ -118,14 +117,8 @@ def choose(demand: Demand, snapshot: Snapshot, rng: Random, now_s: float) -> Cho
     alone = _alone(demand, snapshot, rng, now_s, with_pair=pair is not None)
     if pair is None or alone is None:
         return alone or pair
-    better = _rank(alone.prediction) < _rank(pair.prediction)
+    better = alone.prediction.cost < pair.prediction.cost
     return alone if better else pair
-
-
-def _rank(prediction: Prediction) -> tuple[bool, float, float]:
-    if prediction.comfortable:
-        return False, prediction.cost, 0.0
-    return True, -prediction.chance, prediction.cost
 
 
 def _alone(demand: Demand, snapshot: Snapshot, rng: Random, now_s: float, *, with_pair: bool) -> Choice | None:
@@ -172,7 +165,7 @@ def _choose_pair(demand: Demand, snapshot: Snapshot, rng: Random, now_s: float) 
         second = _best_of(revision, seconds, decode, rng)
         pools = (prefill[first].speed.pool, decode[second].speed.pool)
         whole = join(firsts[first], seconds[second], pools, demand)
-        if found is None or _rank(whole) < _rank(found.prediction):
+        if found is None or whole.cost < found.prediction.cost:
             found = Choice(decode[second], prefill[first], Reason.PAIR, whole, (*firsts, *seconds), snapshot.by_uid)
     return found
 
@@ -238,14 +231,8 @@ def _best(predictions: Sequence[Prediction], candidates: Sequence[Candidate], rn
     """Index of the best prediction; among equal ones of the fewest requests in flight, at random."""
     if len(predictions) == 1:
         return 0
-    costs = [one.cost if one.comfortable else inf for one in predictions]
-    lowest = min(costs)
-    if lowest < inf:
-        ties = [at for at, cost in enumerate(costs) if cost == lowest]
-    else:
-        ranks = [(-one.chance, one.cost) for one in predictions]
-        best = min(ranks)
-        ties = [at for at, rank in enumerate(ranks) if rank == best]
+    lowest = min(one.cost for one in predictions)
+    ties = [at for at, one in enumerate(predictions) if one.cost == lowest]
     if len(ties) == 1:
         return ties[0]
     fewest = min(candidates[at].load.requests for at in ties)

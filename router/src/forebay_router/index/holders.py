@@ -60,13 +60,14 @@ class Holders:
         """A worker holds a block."""
         self.blocks[block] = self.blocks.get(block, 0) | bit
 
-    def discard(self, block: int, bit: int) -> None:
-        """A worker does not hold a block any more."""
+    def discard(self, block: int, bit: int) -> bool:
+        """A worker does not hold a block any more; returns whether none does."""
         left = self.blocks.get(block, 0) & ~bit
         if left:
             self.blocks[block] = left
-        else:
-            self.blocks.pop(block, None)
+            return False
+        self.blocks.pop(block, None)
+        return True
 
     def walk(self, hashes: Sequence[int]) -> list[tuple[int, int]]:
         """(bit set of slots, blocks they hold of this chain without a hole) for all that hold the first, shortest first."""

@@ -12,19 +12,22 @@ The precise source needs token ids. A request that brings them is matched exactl
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from math import inf
 from typing import Final
 
-from forebay_router.index.approximate import ApproximateIndex, Sent
+from forebay_router.index.approximate import ApproximateIndex, Bound, Sent
 from forebay_router.index.audit import Audit, Source
 from forebay_router.index.content import BLOCK_MIN_BYTES, Content
 from forebay_router.index.precise import PreciseIndex
 from forebay_router.index.sharing import CommonStart
+from forebay_router.predicting import Displacement
 
 FIRST_TOKENS_PER_BYTE: Final = 0.25
 _TOKEN_ID_BYTES: Final = 4
 _MEMORY: Final = 64
 """Answers over which tokens per byte are averaged."""
+_MEMORY_OF_PUSHES: Final = 512
+"""Prompts."""
+_REGRET_MAX: Final = 0.8
 _SLACK_TOKENS: Final = 64
 _SLACK_SHARE: Final = 1 / 32
 """Twice the coarseness of the blocks."""
@@ -42,6 +45,27 @@ class Known:
     delivered_tokens: int = 0
     missed_tokens: int = 0
     """Expected and not there."""
+
+    pushed_out: float = 0.0
+    """Bytes that gave way in caches to prompts, earlier ones forgotten exponentially."""
+    regretted: float = 0.0
+    """Of them, what was asked for again soon after."""
+    victim_age: float = 0.0
+    """Mean of the prompts that had been sent since what gave way was used last."""
+
+    def note_push(self, sent: Sent, records: int) -> None:
+        """A prompt went to a worker; `records` prompts so far."""
+        self.pushed_out += sent.pushed_out_bytes - self.pushed_out / _MEMORY_OF_PUSHES
+        self.regretted += sent.regretted_bytes - self.regretted / _MEMORY_OF_PUSHES
+        if sent.pushed_out_bytes:
+            self.victim_age += (records - sent.victim - self.victim_age) / (_MEMORY if self.victim_age else 1)
+
+    def displacement(self, index: ApproximateIndex) -> Displacement | None:
+        """What it costs to push content out of caches now; None where nothing that is pushed out is missed."""
+        if not self.regretted:
+            return None
+        regret = min(_REGRET_MAX, self.regretted / self.pushed_out)
+        return Displacement(regret / (1 - regret) * self.victim_age, index.records, index.victims)
 
     def note_audit(self, predicted: float, delivered: float) -> None:
         """An answer told its cached tokens."""
@@ -69,6 +93,8 @@ class LookUp:
     """Tokens at the start that nearly every request shares."""
     precise: Mapping[str, int]
     """What events say, of every worker they tell of, whether or not it is used."""
+    displacement: Displacement | None
+    known: Known
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,14 +120,22 @@ class PrefixIndex:
     precise: PreciseIndex = field(default_factory=PreciseIndex)
     audits: dict[str, Audit] = field(default_factory=dict)
     services: dict[str, Known] = field(default_factory=dict)
+    bounds: dict[str, Bound] = field(default_factory=dict)
+    """Sizes of caches by pool; kept while a pool has no worker, for the next one."""
     fallbacks: int = 0
     """Times that the precise source was given up for a worker, so far."""
 
     # -- workers ------------------------------------------------------------------------------------------------------
 
-    def add_worker(self, uid: str, kv_tokens: int | None = None) -> None:
-        """Know a worker, with the tokens its KV cache holds where that is known."""
-        self.approximate.add_worker(uid, inf if kv_tokens is None else kv_tokens / FIRST_TOKENS_PER_BYTE)
+    def add_worker(self, uid: str, pool: str = "", kv_tokens: int | None = None) -> None:
+        """Know a worker, and the tokens its KV cache holds where that is known. Workers of a pool have caches of one size."""
+        bound = self.bounds.get(pool) if pool else None
+        if bound is None:
+            bound = Bound(tokens=kv_tokens)
+            bound.told(FIRST_TOKENS_PER_BYTE)
+            if pool:
+                self.bounds[pool] = bound
+        self.approximate.add_worker(uid, bound)
         self.audits.setdefault(uid, Audit())
 
     def drop_worker(self, uid: str) -> None:
@@ -131,6 +165,8 @@ class PrefixIndex:
             cached=cached,
             common_tokens=int(known.common.bytes_in(content) * ratio),
             precise=precise,
+            displacement=known.displacement(self.approximate) if content.hashes else None,
+            known=known,
         )
 
     def _source(self, uid: str) -> Source:
@@ -145,7 +181,9 @@ class PrefixIndex:
         """The prompt goes to a worker."""
         precise_tokens = look_up.precise.get(uid)
         used = self._source(uid) if precise_tokens is not None else Source.APPROXIMATE
-        return Dispatch(uid, look_up, self.approximate.record(uid, look_up.content), used, precise_tokens)
+        sent = self.approximate.record(uid, look_up.content)
+        look_up.known.note_push(sent, self.approximate.records)
+        return Dispatch(uid, look_up, sent, used, precise_tokens)
 
     def answered(self, service: str, dispatch: Dispatch, *, prompt_tokens: int, cached_tokens: int | None) -> None:
         """The answer told its prompt tokens and, where the engine says so, how many of them were cached."""
@@ -155,6 +193,9 @@ class PrefixIndex:
         known = self.services[service]
         if content.token_ids is None:
             known.note_ratio(prompt_tokens / content.size_bytes)
+            bound = self.approximate.bound_of(dispatch.uid)
+            if bound is not None:
+                bound.told(known.tokens_per_byte)
         audit = self.audits.get(dispatch.uid)
         if cached_tokens is None or audit is None:
             return
