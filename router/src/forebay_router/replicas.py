@@ -1,34 +1,11 @@
-"""Flags of a router that is one of several: replicas that hear of each other, and processes on one port."""
+"""Settings of a router that is one of several."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import urlsplit
 
 from forebay_api.names import MESH_PORT
-from forebay_router.options import HostPort, Option, count, host_port
-
-
-def peer_address(text: str) -> str:
-    """tcp://HOST:PORT of another replica's mesh port."""
-    parts = urlsplit(text if "//" in text else f"tcp://{text}")
-    try:
-        port = parts.port
-    except ValueError:
-        port = None
-    if parts.scheme != "tcp" or not parts.hostname or not port or parts.path:
-        raise ValueError(f"{text!r} is not a peer's address; write tcp://HOST:{MESH_PORT}")
-    return f"tcp://{parts.netloc}"
-
-
-REPLICA_OPTIONS: tuple[Option, ...] = (
-    Option("--mesh", host_port, None, "HOST:PORT", f"tell other replicas here what is sent where, such as 0.0.0.0:{MESH_PORT}"),
-    Option("--peers", peer_address, None, "ADDRESS", "other replicas' mesh ports; this one's own may be among them", many=True),
-    Option("--peer-pods", str, None, "SELECTOR", "with --kubernetes: other replicas are the pods with these labels"),
-    Option("--peer-namespace", str, None, "NAME", "namespace of these pods"),
-    Option("--replica-name", str, None, "NAME", "tells replicas apart, a pod's name for instance (default: host and mesh port)"),
-    Option("--processes", count, "1", "N", "processes that share the port; one uses one core"),
-)  # fmt: skip
+from forebay_router.options import HostPort
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +18,6 @@ class ReplicaSettings:
     peer_pods: str | None = None
     peer_namespace: str | None = None
     name: str | None = None
-    processes: int = 1
 
 
 def read_replica_settings(values: Mapping[str, Any]) -> ReplicaSettings:
@@ -61,5 +37,4 @@ def read_replica_settings(values: Mapping[str, Any]) -> ReplicaSettings:
         peer_pods=pods,
         peer_namespace=values["peer_namespace"],
         name=values["replica_name"],
-        processes=values["processes"],
     )

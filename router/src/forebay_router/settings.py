@@ -10,22 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from forebay_api.modelservice import Role
-from forebay_api.names import CONTROL_PORT, ROUTER_PORT
 from forebay_router.access_log import AccessLogMode
-from forebay_router.options import (
-    ENVIRONMENT_PREFIX,
-    HostPort,
-    Option,
-    count,
-    duration_or_zero_s,
-    duration_s,
-    host_port,
-    one_of,
-    share,
-    size_bytes,
-    worker_url,
-)
-from forebay_router.replicas import REPLICA_OPTIONS, ReplicaSettings, read_replica_settings
+from forebay_router.options import ENVIRONMENT_PREFIX, GROUPS, OPTIONS, HostPort, Option
+from forebay_router.replicas import ReplicaSettings, read_replica_settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,78 +55,6 @@ class Settings:
     log_level: str
     replica: ReplicaSettings
 
-
-GROUPS: tuple[tuple[str, tuple[Option, ...]], ...] = (
-    (
-        "Ports",
-        (
-            Option("--listen", host_port, f"0.0.0.0:{ROUTER_PORT}", "HOST:PORT", "clients: the OpenAI and Anthropic APIs"),
-            Option("--control", host_port, f"0.0.0.0:{CONTROL_PORT}", "HOST:PORT", "/healthz /readyz /metrics /state"),
-        ),
-    ),
-    (
-        "Workers (give exactly one kind)",
-        (
-            Option("--workers", worker_url, None, "URL", "workers that prefill and decode", many=True),
-            Option("--prefill-workers", worker_url, None, "URL", "workers that compute prompts", many=True),
-            Option("--decode-workers", worker_url, None, "URL", "workers that write answers", many=True),
-            Option("--namespace", str, None, "NAME", "with --kubernetes: watch these namespaces only (default: all)", many=True),
-            Option("--kv-events-port", count, None, "PORT", "static workers publish KV events there, replays one above"),
-            Option("--probe-interval", duration_s, "1s", "TIME", "between health probes of a static worker"),
-        ),
-    ),
-    (
-        "Time limits (a ModelService's spec.routing has its own)",
-        (
-            Option("--connect-timeout", duration_s, "3s", "TIME", "for a connection to a worker"),
-            Option("--first-byte-timeout", duration_s, "120s", "TIME", "until a stream begins; then another worker is tried"),
-            Option("--idle-timeout", duration_s, "60s", "TIME", "longest silence within an answer"),
-            Option("--total-timeout", duration_s, "1h", "TIME", "for a whole request"),
-            Option("--hold-timeout", duration_s, "30s", "TIME", "a request may wait for a worker; then 503 with Retry-After"),
-            Option("--upstream-idle", duration_s, "3s", "TIME", "idle worker connections are kept; less than the engine's 5s"),
-            Option("--client-idle", duration_s, "75s", "TIME", "idle client connections are kept"),
-            Option("--client-request", duration_s, "60s", "TIME", "a client may take to send one request"),
-        ),
-    ),
-    (
-        "Bounds",
-        (
-            Option("--attempts", count, "3", "N", "attempts on different workers before an answer has begun"),
-            Option("--hold-limit", count, "1000", "N", "requests that may wait for a worker, per model service"),
-            Option("--worker-limit", count, None, "N", "requests in flight on one worker; more wait (default: no limit)"),
-            Option("--index-blocks", count, "250000", "N", "prompt blocks in the prefix index, about 200 bytes each"),
-            Option("--body-limit", size_bytes, "64MiB", "SIZE", "largest request body; above it 413"),
-            Option("--head-limit", size_bytes, "64KiB", "SIZE", "largest request line and headers; above it 431"),
-        ),
-    ),
-    ("Replicas and processes", REPLICA_OPTIONS),
-    (
-        "Shutdown",
-        (
-            Option("--shutdown-delay", duration_or_zero_s, None, "TIME",
-                   "after SIGTERM, go on accepting while load balancers notice (default: 5s with --kubernetes, else 0s)"),
-            Option("--drain-limit", duration_s, "10m", "TIME", "for accepted requests to end after SIGTERM"),
-        ),
-    ),
-    (
-        "Objective of static workers (a ModelService has its own)",
-        (
-            Option("--objective-ttft", duration_s, "500ms", "TIME", "largest time to first token of a good request"),
-            Option("--objective-tpot", duration_s, "25ms", "TIME", "largest mean time per output token of a good request"),
-            Option("--objective-target", share, "0.99", "SHARE", "share of requests that must be good"),
-        ),
-    ),
-    (
-        "Web pages and logs",
-        (
-            Option("--cors-origin", str, None, "ORIGIN", "web origins that may call the router, or * (default: none)", many=True),
-            Option("--explain", one_of("on", "off"), "on", "on|off", "tell the choice to requests with x-forebay-explain: 1"),
-            Option("--access-log", one_of("off", "errors", "all"), "errors", "off|errors|all", "which requests get a log line"),
-            Option("--log-level", one_of("debug", "info", "warning", "error"), "info", "LEVEL", "debug, info, warning or error"),
-        ),
-    ),
-)  # fmt: skip
-OPTIONS = tuple(option for _, options in GROUPS for option in options)
 
 _DESCRIPTION = """Sends each request for a language model to the worker that will answer it in time.
 
