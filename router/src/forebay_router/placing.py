@@ -19,12 +19,13 @@ from forebay_router.choose import Choice, choose
 from forebay_router.headers import SERVICE_HEADER
 from forebay_router.index.prefix_index import NOWHERE, LookUp, PrefixIndex
 from forebay_router.learning import Trip, learn
+from forebay_router.leases import Lease
 from forebay_router.metrics import PoolStats
 from forebay_router.parsing import ParsedRequest
 from forebay_router.pending import Pending
 from forebay_router.predicting import Demand
 from forebay_router.rewriting import needs_one_worker
-from forebay_router.table import Lease, Service, ServiceKey, Worker, WorkerTable
+from forebay_router.table import Service, ServiceKey, Worker, WorkerTable
 
 FIRST_REST_S = 0.25
 """How long a worker that refused a connection is left alone; doubles with each further refusal."""
@@ -234,7 +235,7 @@ class Placing:
             lease = take(worker, prompt_tokens=uncached, output_tokens=demand.output_tokens, visible=visible)
             return Place(lease, None, choice, trip)
         if look_up is not None:
-            self.index.approximate.record(worker.spec.uid, look_up.content)
+            self.index.passed_on(worker.spec.uid, look_up.content)
         prefill = take(prefiller, prompt_tokens=uncached, output_tokens=1)
         return Place(take(worker, prompt_tokens=0, output_tokens=demand.output_tokens), prefill, choice, trip)
 
