@@ -164,10 +164,15 @@ class Placing:
         """Leases for one attempt; raises RequestRefused when there is no worker within the hold time."""
         look_up = self._look_up(service, parsed)
         demand = self._demand(service, parsed, tried, look_up)
-        visible = parsed.stream
+        visible, key = parsed.stream, service.spec.key
+
+        def find() -> Place | None:
+            current = self.table.services.get(key)  # deleted and made again, it is another object with other workers
+            return None if current is None else self._take(current, demand, look_up, visible=visible)
+
         return await self.pending.wait(
             service,
-            lambda: self._take(service, demand, look_up, visible=visible),
+            find,
             timeout_s=service.spec.timeouts.hold_s,
             picky=bool(tried),
         )
