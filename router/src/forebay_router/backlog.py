@@ -63,6 +63,11 @@ class Backlog:
         if was_head:
             self.began_s = now_s if self.prompts else 0.0
 
+    def age_s(self, lease: int, now_s: float) -> float:
+        """Time since a request that is still to be computed was sent; 0 for others."""
+        prompt = self.prompts.get(lease)
+        return 0.0 if prompt is None else max(0.0, now_s - prompt.sent_s)
+
     def left(self, token_s: float, now_s: float, prompt_s: float = 0.0) -> tuple[float, float]:
         """(tokens, prompts) that are still to be computed, at so many seconds a token and a prompt."""
         tokens, prompts, began_s = self.tokens, len(self.prompts), self.began_s

@@ -8,6 +8,7 @@ counts four bytes, which is what the router assumes of text before it has learnt
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Callable
 from random import Random
 
 from forebay_router.accounting import Record
@@ -75,7 +76,7 @@ class Forebay:
         dispatch = self._index.sent(computes.uid, look_up)
         self._trips[job.number] = Trip.begin(_SERVICE, choice, look_up, dispatch, now_s)
         if choice.prefill is not None:
-            self._index.approximate.record(choice.worker.uid, look_up.content)
+            self._index.passed_on(choice.worker.uid, look_up.content)
         return Placement(choice.worker, choice.prefill, max(1, choice.prediction.uncached_tokens))
 
     def _meet(self, snapshot: Snapshot) -> None:
@@ -114,6 +115,14 @@ class Forebay:
         learn(
             trip, record, self._index, in_flight=load.requests + 1, computed_tokens=load.backlog.computed_tokens
         )
+
+    def share(self, on_sent: Callable[[str, Content], None]) -> None:
+        """Tell of every prompt that goes to a worker."""
+        self._index.on_sent.append(on_sent)
+
+    def heard(self, uid: str, content: Content) -> None:
+        """Another router sent a prompt to a worker."""
+        self._index.approximate.record(uid, content)
 
     def gone(self, uid: str) -> None:
         """Forget a worker."""
