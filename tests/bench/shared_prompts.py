@@ -216,7 +216,7 @@ class Forebay(Policy):
 class _Words:
     def __init__(self, seed: int) -> None:
         rng = Random(12345)
-        syllables = [c + v for c in "b c d f g h j k l m n p r s t v w st tr pl ch".split() for v in "a e i o u ea ou".split()]
+        syllables = [c + v for c in (*"bcdfghjklmnprstvw", "st", "tr", "pl", "ch") for v in (*"aeiou", "ea", "ou")]
         found: set[str] = set()
         while len(found) < 4000:
             word = "".join(rng.choice(syllables) for _ in range(rng.choice((1, 2, 2, 2, 3, 3))))

@@ -64,13 +64,12 @@ class Line:
         usual = max(SMALLEST_S, self.at(self.scale))
         self._seed = (self.slope, self.second)
         self._least = usual / 32
-        self._ridge = ((self.scale / usual / 16) ** 2, (self.scale2 / usual / 16) ** 2)
+        self._ridge = ((self.scale / usual / 6) ** 2, (self.scale2 / usual / 6) ** 2)
         far = 2 * self.scale
-        near = SEED_WEIGHT / 2 / max(self.base, self._least) ** 2
-        there = SEED_WEIGHT / 2 / max(self.at(far), self._least) ** 2
-        self._weight = near + there
-        self._x, self._xx = there * far, there * far * far
-        self._y, self._xy = near * self.base + there * self.at(far), there * far * self.at(far)
+        half = SEED_WEIGHT / 2 / usual**2
+        self._weight = 2 * half
+        self._x, self._xx = half * far, half * far * far
+        self._y, self._xy = half * (self.base + self.at(far)), half * far * self.at(far)
 
     def at(self, x: float, z: float = 0.0) -> float:
         """The predicted y."""
@@ -80,8 +79,8 @@ class Line:
         """The log(real / predicted) of one observation, whichever worker made it."""
         self.mean += max(1 / (self.seen + 1 + SEED_WEIGHT), 1 / MEMORY) * (deviation - self.mean)
 
-    def observe(self, x: float, y: float, z: float = 0.0) -> None:
-        """One real observation."""
+    def observe(self, x: float, y: float, z: float = 0.0) -> bool:
+        """One real observation; returns whether the line has moved."""
         expected = max(SMALLEST_S, self.at(x, z))
         y = min(max(y, expected / OUTLIER), expected * OUTLIER)
         self.seen += 1
@@ -96,8 +95,10 @@ class Line:
         self._zz = self._zz * _DECAY + weight * z * z
         self._xz = self._xz * _DECAY + weight * x * z
         self._zy = self._zy * _DECAY + weight * z * y
-        if self.seen < _EAGER or self.seen % _LAZY == 0:
+        moved = self.seen < _EAGER or self.seen % _LAZY == 0
+        if moved:
             self._fit()
+        return moved
 
     def _fit(self) -> None:
         mean_x, mean_z, mean_y = self._x / self._weight, self._z / self._weight, self._y / self._weight

@@ -3,8 +3,6 @@
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
-from math import exp, sqrt
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
@@ -12,18 +10,16 @@ from forebay_api.modelservice import Role
 from forebay_api.objective import Objective
 from forebay_router.backlog import Backlog
 from forebay_router.fitting import chance_within
-from forebay_router.speed import PoolSpeed, Speed
+from forebay_router.speed import PoolSpeed, Speed, Terms
 
 _NO_OBJECTIVE: Final = Objective(ttft_s=1.0, tpot_s=0.05, target=0.9)
 _PREFILL: Final = Role.PREFILL
 _NOTHING: Final[Mapping[str, int]] = MappingProxyType({})
-_NOTHING_S: Final = 1e-3
+NOTHING_S: Final = 1e-3
 """A prompt that takes less delays nobody to speak of."""
 _DISPLACEMENT_MAX: Final = 4.0
 LOADED_MAX: Final = 8
 """Adapters of a worker that are thought to be loaded."""
-_DEVIATIONS: Final = ((0.5, 0.674), (0.75, 1.15), (0.9, 1.645), (0.95, 1.96), (0.99, 2.576), (0.999, 3.29))
-"""Target -> standard deviations that leave both times within their limits together that often."""
 
 
 @dataclass(slots=True)
@@ -129,7 +125,7 @@ class Prediction(NamedTuple):
     ttft_s: float
     tpot_s: float
     cost: float
-    """Share of the objective's time that the choice uses up."""
+    """Share of the objective's time that the choice uses up, and the chance to miss it."""
     chance: float
     """Of meeting the objective; comparable within one choice only."""
     comfortable: bool
@@ -139,76 +135,17 @@ class Prediction(NamedTuple):
     ahead_prompts: float = 0.0
 
 
-class Bounds(NamedTuple):
-    """What predicted times must keep to for an objective to be met with its target probability."""
-
-    ttft_s: float
-    tpot_s: float
-
-
-@lru_cache(maxsize=64)
-def deviations_for(target: float) -> float:
-    """Standard deviations that a prediction must keep from its limit for a target share."""
-    return next((deviations for share, deviations in _DEVIATIONS if target <= share), _DEVIATIONS[-1][1])
-
-
-def bounds_for(objective: Objective, first: PoolSpeed, output: PoolSpeed) -> Bounds:
-    """The objective's limits, each less the error that predictions of these pools have had."""
-    deviations = deviations_for(objective.target)
-    return Bounds(
-        objective.ttft_s * exp(-deviations * sqrt(first.first_token.spread2)),
-        objective.tpot_s * exp(-deviations * sqrt(output.output_token.spread2)),
-    )
-
-
-class Terms(NamedTuple):
-    """What the predictions of one pool are made of, times as shares of the objective where that is said."""
-
-    base_s: float
-    token_s: float
-    prompt_s: float
-    """Of each prompt queued ahead, besides its tokens."""
-    step_s: float
-    growth_s: float
-    stall_s: float
-    """What a prompt token costs each sequence that decodes beside it."""
-    bounds: Bounds
-    ttft: float
-    """1 / the objective's."""
-    tpot: float
-    adapter_s: float
-
-
-def terms_of(pool: PoolSpeed, objective: Objective) -> Terms:
-    """A pool's terms."""
-    first, output = pool.first_token, pool.output_token
-    return Terms(
-        first.base,
-        first.slope,
-        first.second,
-        output.base + output.second * pool.mixing,
-        output.slope,
-        output.second,
-        bounds_for(objective, pool, pool),
-        1 / objective.ttft_s,
-        1 / objective.tpot_s,
-        pool.adapter_s,
-    )
-
-
 def predict(candidates: Sequence[Candidate], demand: Demand, now_s: float) -> list[Prediction]:
     """What the request will see on each worker, and what it does to the others there."""
     objective, cached, adapter = demand.objective, demand.cached, demand.adapter
     prompt, common, displacement = demand.prompt_tokens, demand.common_tokens, demand.displacement
     per_output = 1 / (demand.output_tokens or 1)
-    pool, terms = None, None
     made = []
     for one in candidates:
         load, speed = one.load, one.speed
-        if speed.pool is not pool or terms is None:
-            pool = speed.pool
-            terms = terms_of(pool, objective)
-        base_s, token_s, prompt_s, _, _, stall_s, bounds, per_ttft, per_tpot, adapter_s = terms
+        pool = speed.pool
+        terms = pool.terms(objective)
+        base_s, token_s, prompt_s, _, _, stall_s, bounds, per_ttft, per_tpot = terms
         requests, factor = load.requests, speed.first_token.value
         held = cached.get(one.uid, 0) if cached else 0
         uncached = prompt - held if held < prompt else 0
@@ -220,9 +157,9 @@ def predict(candidates: Sequence[Candidate], demand: Demand, now_s: float) -> li
             wait_s = (tokens * token_s + prompts * prompt_s) * factor
         ttft_s = wait_s + base_s * factor + own_s
         if adapter is not None and adapter not in one.adapters:
-            ttft_s += adapter_s
+            ttft_s += pool.adapter_s
         later_s = 0.0
-        if own_s > _NOTHING_S:
+        if own_s > NOTHING_S:
             strain = speed.traffic.strain(now_s)
             later_s = strain * own_s * (wait_s + own_s / 2)
             if displacement is not None:
@@ -232,10 +169,10 @@ def predict(candidates: Sequence[Candidate], demand: Demand, now_s: float) -> li
         if one.role is not _PREFILL:
             tpot_s, growth_s, pace = _pace(one, terms)
             cost += (tpot_s + requests * (to_compute * stall_s * pace * per_output + growth_s)) * per_tpot
-        comfortable = ttft_s <= bounds.ttft_s and tpot_s <= bounds.tpot_s
+        comfortable = ttft_s <= bounds[0] and tpot_s <= bounds[1]
         chance = 1.0
         if not comfortable:
-            chance = _chance(objective, (ttft_s, tpot_s), pool, pool)
+            chance = chance_of(objective, (ttft_s, tpot_s), pool, pool)
             cost += 1 - chance
         made.append(
             Prediction(one.uid, wait_s, uncached, ttft_s, tpot_s, cost, chance, comfortable, tokens, prompts)
@@ -250,7 +187,8 @@ def _pace(one: Candidate, terms: Terms) -> tuple[float, float, float]:
     return terms.step_s * factor + growth_s * (one.load.requests + 1), growth_s, factor
 
 
-def _chance(objective: Objective, times: tuple[float, float], first: PoolSpeed, output: PoolSpeed) -> float:
+def chance_of(objective: Objective, times: tuple[float, float], first: PoolSpeed, output: PoolSpeed) -> float:
+    """Chance that these predicted times, of these pools, turn out to be within the objective."""
     chance = chance_within(objective.ttft_s, times[0], first.first_token.spread2)
     return chance * chance_within(objective.tpot_s, times[1], output.output_token.spread2)
 
@@ -261,12 +199,15 @@ def predict_decode(candidates: Sequence[Candidate], demand: Demand) -> list[Pred
     made = []
     for one in candidates:
         pool = one.speed.pool
-        tpot_s, growth_s, _ = _pace(one, terms_of(pool, objective))
+        terms = pool.terms(objective)
+        tpot_s, growth_s, _ = _pace(one, terms)
         transfer_s = pool.transfer.at(demand.prompt_tokens)
-        cost = transfer_s / objective.ttft_s + (tpot_s + one.load.requests * growth_s) / objective.tpot_s
-        comfortable = tpot_s <= bounds_for(objective, pool, pool).tpot_s
-        chance = 1.0 if comfortable else _chance(objective, (0.0, tpot_s), pool, pool)
-        made.append(Prediction(one.uid, 0.0, 0, transfer_s, tpot_s, cost, chance, comfortable))
+        if demand.adapter is not None and demand.adapter not in one.adapters:
+            transfer_s += pool.adapter_s
+        cost = transfer_s * terms.per_ttft + (tpot_s + one.load.requests * growth_s) * terms.per_tpot
+        comfortable = tpot_s <= terms.bounds[1]
+        chance = 1.0 if comfortable else chance_of(objective, (0.0, tpot_s), pool, pool)
+        made.append(Prediction(one.uid, 0.0, 0, transfer_s, tpot_s, cost + 1 - chance, chance, comfortable))
     return made
 
 
@@ -274,15 +215,17 @@ def join(first: Prediction, second: Prediction, pools: tuple[PoolSpeed, PoolSpee
     """A pair's prediction from its sides' and their pools'."""
     objective = demand.objective
     times = (first.ttft_s + second.ttft_s, second.tpot_s)
-    bounds = bounds_for(objective, *pools)
-    comfortable = times[0] <= bounds.ttft_s and times[1] <= bounds.tpot_s
+    ttft_max_s = pools[0].terms(objective).bounds[0]
+    comfortable = times[0] <= ttft_max_s and times[1] <= pools[1].terms(objective).bounds[1]
+    chance = 1.0 if comfortable else chance_of(objective, times, *pools)
+    cost = first.cost + first.chance - 1 + second.cost + second.chance - 1
     return Prediction(
         second.uid,
         first.wait_s,
         first.uncached_tokens,
         *times,
-        first.cost + second.cost,
-        1.0 if comfortable else _chance(objective, times, *pools),
+        cost + 1 - chance,
+        chance,
         comfortable,
         first.ahead_tokens,
         first.ahead_prompts,

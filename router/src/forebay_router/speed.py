@@ -21,11 +21,15 @@ two and a half standard errors): equal workers must be exactly equal, or the one
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import lru_cache
 from math import copysign, exp, log, sqrt
-from typing import Final
+from typing import Final, NamedTuple
 
+from forebay_api.objective import Objective
 from forebay_router.fitting import FIRST_SPREAD, MEMORY, OUTLIER, SEED_WEIGHT, SMALLEST_S, Line
 
+_DEVIATIONS: Final = ((0.5, 0.674), (0.75, 1.15), (0.9, 1.645), (0.95, 1.96), (0.99, 2.576), (0.999, 3.29))
+"""Target -> standard deviations that leave both times within their limits together that often."""
 _BEYOND_DOUBT: Final = 2.5
 """Standard errors."""
 
@@ -75,6 +79,30 @@ TRAFFIC_S: Final = 30.0
 _BUSY_MAX: Final = 0.9
 
 
+class Terms(NamedTuple):
+    """What predictions for one pool and objective are made of."""
+
+    base_s: float
+    token_s: float
+    prompt_s: float
+    """Of each prompt queued ahead, besides its tokens."""
+    step_s: float
+    growth_s: float
+    stall_s: float
+    """What a prompt token costs each sequence that decodes beside it."""
+    bounds: tuple[float, float]
+    """What predicted TTFT and TPOT must keep to for the objective to be met with its target probability, seconds."""
+    per_ttft: float
+    """1 / the objective's."""
+    per_tpot: float
+
+
+@lru_cache(maxsize=64)
+def deviations_for(target: float) -> float:
+    """Standard deviations that a prediction must keep from its limit for a target share."""
+    return next((deviations for share, deviations in _DEVIATIONS if target <= share), _DEVIATIONS[-1][1])
+
+
 @dataclass(slots=True)
 class PoolSpeed:
     """What the workers of one pool have in common. Live: finished requests change it."""
@@ -92,6 +120,10 @@ class PoolSpeed:
     """Prompt tokens that were computed beside the last answers' sequences."""
     written: float = 0.0
     """Output tokens of the last answers."""
+    _terms: Terms | None = None
+    """As of the last change."""
+    _objective: Objective | None = None
+    """That they are for."""
 
     def __post_init__(self) -> None:
         """Start from the seed."""
@@ -105,12 +137,40 @@ class PoolSpeed:
             self._begin()
 
     def _begin(self) -> None:
+        self._terms = None
         seed = self.seed
         self.first_token = Line(seed.first_token_s, seed.prefill_token_s, _USUAL_PROMPT, 0.0, _USUAL_QUEUE)
         self.output_token = Line(
             seed.step_s, seed.step_growth_s, _USUAL_BATCH, seed.prefill_token_s, _USUAL_STALL
         )
         self.transfer = Line(_TRANSFER_BASE_S, _TRANSFER_TOKEN_S, _USUAL_PROMPT)
+
+    def terms(self, objective: Objective) -> Terms:
+        """What predictions are made of now."""
+        if self._terms is not None and self._objective is objective:
+            return self._terms
+        first, output = self.first_token, self.output_token
+        deviations = deviations_for(objective.target)
+        self._objective = objective
+        self._terms = terms = Terms(
+            first.base,
+            first.slope,
+            first.second,
+            output.base + output.second * self.mixing,
+            output.slope,
+            output.second,
+            (
+                objective.ttft_s * exp(-deviations * sqrt(first.spread2)),
+                objective.tpot_s * exp(-deviations * sqrt(output.spread2)),
+            ),
+            1 / objective.ttft_s,
+            1 / objective.tpot_s,
+        )
+        return terms
+
+    def changed(self) -> None:
+        """A line has moved."""
+        self._terms = None
 
     @property
     def mixing(self) -> float:
@@ -197,10 +257,10 @@ class Speed:
         pool.written += tokens - pool.written / MEMORY
         self._observe(pool.output_token, self.output_token, (sequences, beside / tokens), token_s)
 
-    @staticmethod
-    def _observe(line: Line, factor: Factor, at: tuple[float, float], y: float) -> None:
+    def _observe(self, line: Line, factor: Factor, at: tuple[float, float], y: float) -> None:
         x, z = at
         deviation = log(min(max(y / max(SMALLEST_S, line.at(x, z)), 1 / OUTLIER), OUTLIER))
         line.note(deviation)
         factor.observe(deviation, line.mean)
-        line.observe(x, y / factor.value, z)
+        if line.observe(x, y / factor.value, z):
+            self.pool.changed()

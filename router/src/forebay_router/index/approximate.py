@@ -27,7 +27,7 @@ from math import inf
 from typing import Final
 
 from forebay_router.index.content import ENDS, SIZES, Content
-from forebay_router.index.holders import Holders, Slots
+from forebay_router.index.holders import Holders, Slots, slots_in
 
 RESET_MISSES: Final = 2
 FRESH: Final = 8
@@ -51,6 +51,8 @@ class Bound:
     """Of prompts; infinite while nothing shows otherwise."""
     tokens: int | None = None
     """The same in tokens, as told from outside; None once answers have shown better."""
+    most_bytes: float = 0.0
+    """Most that a cache was thought to hold when it turned out to hold less."""
     workers: int = 0
     """That share it: each one's experience counts as one of so many."""
 
@@ -62,9 +64,8 @@ class Bound:
     def shrink(self, believed_bytes: float, missed_bytes: float) -> None:
         """A cache thought to hold so much lacked so much of a prompt."""
         self.tokens = None
-        if self.size_bytes == inf:
-            self.size_bytes = believed_bytes
-        self.size_bytes = max(0.0, self.size_bytes - CAUTION * missed_bytes / max(1, self.workers))
+        self.most_bytes = max(self.most_bytes, believed_bytes)
+        self.size_bytes = max(0.0, min(self.size_bytes, self.most_bytes) - CAUTION * missed_bytes / max(1, self.workers))
 
     def grow(self, found_bytes: float) -> None:
         """So much had not been dropped yet."""
@@ -174,19 +175,21 @@ class ApproximateIndex:
 
     # -- predicting ---------------------------------------------------------------------------------------------------
 
+    def levels(self, content: Content) -> list[tuple[int, int]]:
+        """(bit set of workers that probably hold at least so many blocks of the prompt, blocks), fewest first."""
+        return self.holders.walk(content.hashes)
+
     def match(self, content: Content) -> dict[str, int]:
         """Worker -> bytes of the prompt that it probably holds, for those that hold any."""
         found: dict[str, int] = {}
         names = self.slots.names
-        for mask, depth in self.holders.walk(content.hashes):
-            matched = ENDS[depth - 1]
-            rest = mask
-            while rest:
-                lowest = rest & -rest
-                name = names[lowest.bit_length() - 1]
+        seen = 0
+        for mask, depth in reversed(self.levels(content)):
+            for slot in slots_in(mask & ~seen):
+                name = names[slot]
                 if name is not None:
-                    found[name] = matched
-                rest ^= lowest
+                    found[name] = ENDS[depth - 1]
+            seen = mask
         return found
 
     # -- learning -----------------------------------------------------------------------------------------------------

@@ -16,7 +16,8 @@ from typing import Final
 
 from forebay_router.index.approximate import ApproximateIndex, Bound, Sent
 from forebay_router.index.audit import Audit, Source
-from forebay_router.index.content import BLOCK_MIN_BYTES, Content
+from forebay_router.index.content import BLOCK_MIN_BYTES, ENDS, Content
+from forebay_router.index.holders import Held, slots_in
 from forebay_router.index.precise import PreciseIndex
 from forebay_router.index.sharing import CommonStart
 from forebay_router.predicting import Displacement
@@ -79,7 +80,7 @@ class Known:
         self.tokens_per_byte += max(1 / self.answers, 1 / _MEMORY) * (tokens_per_byte - self.tokens_per_byte)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class LookUp:
     """What the index says of one prompt."""
 
@@ -97,7 +98,7 @@ class LookUp:
     known: Known
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Dispatch:
     """A prompt that was sent to a worker, and what was promised of it."""
 
@@ -109,6 +110,8 @@ class Dispatch:
     """What events promised; None when they told nothing."""
 
 
+LISTED_MAX: Final = 32
+"""Up to so many holders are listed; of more each is looked up when it is asked for."""
 NOWHERE: Final[Mapping[str, int]] = {}
 
 
@@ -154,22 +157,39 @@ class PrefixIndex:
         if known is None:
             known = self.services[service] = Known()
         ratio = 1 / _TOKEN_ID_BYTES if content.token_ids is not None else known.tokens_per_byte
-        held = self.approximate.match(content)
-        cached = {uid: int(size * ratio) for uid, size in held.items()}
         precise = NOWHERE
         if content.token_ids is not None and self.precise.ranks:
             precise = self.precise.match(content.token_ids, lora, content.salt)
-            cached |= {uid: tokens for uid, tokens in precise.items() if self._source(uid) is Source.PRECISE}
         return LookUp(
             content=content,
             prompt_tokens=round(content.size_bytes * ratio),
             tokens_per_byte=ratio,
-            cached=cached,
+            cached=self._cached(content, ratio, precise) if content.hashes or precise else NOWHERE,
             common_tokens=int(known.common.bytes_in(content) * ratio),
             precise=precise,
             displacement=known.displacement(self.approximate) if content.hashes else None,
             known=known,
         )
+
+    def _cached(self, content: Content, ratio: float, precise: Mapping[str, int]) -> Mapping[str, int]:
+        """What each worker holds by the source that it is judged by."""
+        judged = {uid: tokens for uid, tokens in precise.items() if self._source(uid) is Source.PRECISE}
+        levels = self.approximate.levels(content)
+        if not levels:
+            return judged
+        slots = self.approximate.slots
+        tokens = [int(ENDS[depth - 1] * ratio) for _, depth in levels]
+        if levels[0][0].bit_count() > LISTED_MAX:
+            return Held(levels, tokens, slots, judged)
+        found: dict[str, int] = {}
+        seen = 0
+        for (mask, _), held in zip(reversed(levels), reversed(tokens), strict=True):
+            for slot in slots_in(mask & ~seen):
+                name = slots.names[slot]
+                if name is not None:
+                    found[name] = held
+            seen = mask
+        return found | judged if judged else found
 
     def _source(self, uid: str) -> Source:
         audit = self.audits.get(uid)
