@@ -6,6 +6,7 @@ record of its model service; a record holds only its digest, which tells whether
 """
 
 import json
+from collections.abc import Hashable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from hashlib import sha256
@@ -32,19 +33,21 @@ class Stored:
 
 
 @lru_cache
-def _adapter(kind: type[T]) -> TypeAdapter[tuple[T]]:
-    return TypeAdapter(tuple[kind], config=ConfigDict(ser_json_inf_nan="strings"))  # type: ignore[valid-type]
+def _adapter(kind: Hashable) -> TypeAdapter[tuple[Any]]:
+    # In a tuple, since a form of numbers cannot be given for a dataclass by itself.
+    wrapped: Any = tuple.__class_getitem__(kind)
+    return TypeAdapter(wrapped, config=ConfigDict(ser_json_inf_nan="strings"))
 
 
 def encode(kind: type[T], value: T) -> bytes:
     """One JSON text of one of our frozen dataclasses."""
-    return _adapter(kind).dump_json((value,))[1:-1]
+    return _adapter(cast("Hashable", kind)).dump_json((value,))[1:-1]
 
 
 def decode(kind: type[T], text: bytes | str) -> T:
     """The value again; pydantic.ValidationError where the text is not of this kind."""
     wrapped = f"[{text}]" if isinstance(text, str) else b"[" + text + b"]"
-    return _adapter(kind).validate_json(wrapped)[0]
+    return cast("T", _adapter(cast("Hashable", kind)).validate_json(wrapped)[0])
 
 
 def digest(state: ServiceState) -> str:
