@@ -9,8 +9,10 @@ import orjson
 import pytest
 from typer.testing import CliRunner
 
+from forebay_autoscaler.history_file import HistoryFile
 from forebay_cli.__main__ import app
 from forebay_cli.errors import CliError
+from tests.autoscaler.test_history_file import records
 
 DATA = Path(__file__).resolve().parent.parent / "data" / "traces"
 CONVERSATION = str(DATA / "mooncake_fast25_conversation.jsonl.gz")
@@ -79,3 +81,37 @@ def test_scenarios_are_listed():
 def test_what_cannot_be_done_is_a_sentence(flags, message):
     with pytest.raises(CliError, match=message):
         CliRunner().invoke(app, ["replay", *flags], catch_exceptions=False)
+
+
+def history(tmp_path: Path) -> Path:
+    file = HistoryFile(tmp_path / "decisions.jsonl", 10**7)
+    file.add(records(45))
+    return file.path
+
+
+def test_recorded_decisions_are_made_again(tmp_path):
+    shown = replayed("--from-history", str(history(tmp_path)))
+    assert "45 decisions on default/llama-8b: each came out again, to the last bit" in shown
+
+
+def test_a_decision_that_comes_out_otherwise_is_shown_and_fails(tmp_path):
+    path = history(tmp_path)
+    lines = path.read_text().splitlines()
+    changed = json.loads(lines[30])
+    changed["decision"]["pools"][0]["desired"] = 77
+    lines[30] = json.dumps(changed)
+    path.write_text("\n".join(lines))
+    result = CliRunner().invoke(app, ["replay", "--from-history", str(path)])
+    assert result.exit_code == 1
+    assert "- pools[0].desired: 77" in result.stdout
+    assert "+ pools[0].desired: " in result.stdout
+    assert "1 of 45 decisions on default/llama-8b came out otherwise" in result.stdout
+
+
+def test_a_history_that_cannot_be_read_is_a_sentence(tmp_path):
+    with pytest.raises(CliError, match="cannot read the history missing"):
+        replayed("--from-history", "missing")
+    empty = tmp_path / "empty"
+    empty.write_text("")
+    with pytest.raises(CliError, match="has no decisions"):
+        replayed("--from-history", str(empty))

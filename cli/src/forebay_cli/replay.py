@@ -19,6 +19,7 @@ from forebay_api.durations import parse_duration_s
 from forebay_api.modelservice import Role
 from forebay_api.objective import Objective
 from forebay_cli.errors import CliError
+from forebay_cli.replay_history import replay_history
 from forebay_simulator.engine.errors import StartupError
 from forebay_simulator.fleet.comparing import Policy, compare
 from forebay_simulator.fleet.policies import ROUTING, SCALING
@@ -72,6 +73,14 @@ Scalings = Annotated[
     typer.Option("--scaling", "-s", help=f"Repeat to compare: {', '.join(SCALING)}.", rich_help_panel=POLICIES),
 ]
 Seeds = Annotated[int, typer.Option(help="Runs of each policy.", min=1, rich_help_panel=POLICIES)]
+FromHistory = Annotated[
+    Path | None,
+    typer.Option(
+        help="Make the autoscaler's recorded decisions (its --history-file, or /decisions) again; status 1 if one differs.",
+        rich_help_panel=REQUESTS,
+        metavar="FILE",
+    ),
+]
 Output = Annotated[str, typer.Option("--output", "-o", help="table or json.", rich_help_panel=OUTPUT)]
 Write = Annotated[Path | None, typer.Option(help="Write the JSON to a file as well.", rich_help_panel=OUTPUT)]
 
@@ -82,6 +91,7 @@ EXAMPLES = """
   [cyan]forebay replay --scenario step --scaling forebay --scaling hpa-queue --scaling kpa[/]
   [cyan]forebay replay --trace conversation.jsonl --tick 3s --workers 16 -r round-robin -r forebay --ttft 2s[/]
   [cyan]forebay replay --trace conv.csv --format azure --rate 30 --prefill 5 --decode 4 -s forebay --write run.json[/]
+  [cyan]forebay replay --from-history decisions.jsonl[/]
 """
 
 
@@ -89,6 +99,7 @@ def replay(  # noqa: PLR0913  # the command line: each option is a parameter
     *,
     scenario: ScenarioName = None,
     trace: TraceFile = None,
+    from_history: FromHistory = None,
     form: Form = "mooncake",
     rate: Factor = 1.0,
     tick: Tick = None,
@@ -114,6 +125,8 @@ def replay(  # noqa: PLR0913  # the command line: each option is a parameter
     """Replay requests against a simulated fleet, in virtual time, and compare policies."""
     if output not in ("table", "json"):
         raise CliError(f"--output is table or json, not {output!r}")
+    if from_history is not None:
+        raise typer.Exit(0 if replay_history(from_history, Console(soft_wrap=True)) else 1)
     policies = _policies(routing or ["forebay"], scaling or ["static"])
     if scenario == "list":
         _print_scenarios()
@@ -212,7 +225,7 @@ def _run(scenario: Scenario, policies: list[Policy], seeds: list[int]) -> list[L
         def told(policy: Policy, seed: int, share: float) -> None:
             bar.update(tasks[policy], completed=seeds.index(seed) + share)
 
-        return list(compare(scenario, policies, seeds, told))
+        return compare(scenario, policies, seeds, told)
 
 
 def _objective(scenario: Scenario) -> dict[str, float]:
