@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import orjson
@@ -48,6 +49,18 @@ def test_the_document_has_each_seed_and_is_written(tmp_path):
     assert [one["seed"] for one in policy["seeds"]] == [1, 2]
     assert 0 < policy["summary"]["attainment"]["mean"] <= 1
     assert found["objective"] == {"ttft_s": 2.0, "tpot_s": 0.025, "target": 0.95}
+
+
+def test_a_page_has_every_policy_and_needs_nothing_else(tmp_path):
+    page = tmp_path / "deep" / "page.html"
+    flags = ["-r", "least-load", "-s", "forebay", "-s", "static", "-s", "clairvoyant", "--seeds", "2", "--jobs", "2"]
+    shown = replayed(*SHORT, "--first", "30s", "--workers", "2", *flags, "--html", str(page))
+    assert "over bound %" in shown
+    text = page.read_text()
+    assert text.count("<svg") == 2
+    assert 'class="ours"' in text
+    assert 'class="bound"' in text
+    assert "http" not in re.sub(r"http://www\.w3\.org/\S+|http://purl\.org/\S+|https://matplotlib\.org/", "", text)
 
 
 def test_more_of_a_trace_is_more_requests():

@@ -82,6 +82,10 @@ FromHistory = Annotated[
     ),
 ]
 Output = Annotated[str, typer.Option("--output", "-o", help="table or json.", rich_help_panel=OUTPUT)]
+Html = Annotated[
+    Path | None, typer.Option(help="Write a page with tables and drawings.", rich_help_panel=OUTPUT, metavar="FILE")
+]
+Jobs = Annotated[int, typer.Option(help="Processes that share the runs.", min=1, max=64, rich_help_panel=POLICIES)]
 Write = Annotated[Path | None, typer.Option(help="Write the JSON to a file as well.", rich_help_panel=OUTPUT)]
 
 EXAMPLES = """
@@ -119,8 +123,10 @@ def replay(  # noqa: PLR0913  # the command line: each option is a parameter
     routing: Routings = None,
     scaling: Scalings = None,
     seeds: Seeds = 5,
+    jobs: Jobs = 1,
     output: Output = "table",
     write: Write = None,
+    html: Html = None,
 ) -> None:
     """Replay requests against a simulated fleet, in virtual time, and compare policies."""
     if output not in ("table", "json"):
@@ -149,17 +155,26 @@ def replay(  # noqa: PLR0913  # the command line: each option is a parameter
             )
         else:
             raise CliError("name what to replay: --scenario NAME (or `list`), or --trace FILE")
-        lines = _run(chosen, policies, list(range(1, seeds + 1)))
+        lines = _run(chosen, policies, list(range(1, seeds + 1)), jobs)
     except (TraceError, StartupError, ValueError) as error:
         raise CliError(str(error)) from error
     found = document(lines, {"scenario": chosen.name, "about": chosen.about, "objective": _objective(chosen)})
     if write is not None:
         write.parent.mkdir(parents=True, exist_ok=True)
         write.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    if html is not None:
+        _write_page(html, chosen, lines)
     if output == "json":
         print(json.dumps(found, indent=2))
     else:
         _print(chosen, lines)
+
+
+def _write_page(path: Path, scenario: Scenario, lines: list[Line]) -> None:
+    from forebay_cli.replay_html import Section, write_page  # noqa: PLC0415  # drawing is slow to load
+
+    section = Section(scenario.name, scenario.about, scenario.fleet.objective, lines)
+    write_page(path, "Policies side by side", "Simulated in virtual time by `forebay replay`.", [section])
 
 
 def _policies(routings: list[str], scalings: list[str]) -> list[Policy]:
@@ -209,7 +224,7 @@ def _prepare(trace: Trace, rate: float, tick: str | None, first: str | None, see
     return trace if first is None else trace.first(parse_duration_s(first))
 
 
-def _run(scenario: Scenario, policies: list[Policy], seeds: list[int]) -> list[Line]:
+def _run(scenario: Scenario, policies: list[Policy], seeds: list[int], jobs: int) -> list[Line]:
     """Run everything, with a bar on a terminal."""
     console = Console(stderr=True)
     bar = Progress(
@@ -225,7 +240,7 @@ def _run(scenario: Scenario, policies: list[Policy], seeds: list[int]) -> list[L
         def told(policy: Policy, seed: int, share: float) -> None:
             bar.update(tasks[policy], completed=seeds.index(seed) + share)
 
-        return compare(scenario, policies, seeds, told)
+        return compare(scenario, policies, seeds, told, processes=jobs)
 
 
 def _objective(scenario: Scenario) -> dict[str, float]:
