@@ -32,13 +32,15 @@ from forebay_router.discovery.static import Address, ServiceDefaults, StaticDisc
 from forebay_router.index.approximate import ApproximateIndex
 from forebay_router.index.prefix_index import PrefixIndex
 from forebay_router.kv_events import KvEvents
+from forebay_router.mesh.sockets import build_mesh
 from forebay_router.metrics import ServiceStats
+from forebay_router.options import HostPort
 from forebay_router.placing import Placing
 from forebay_router.reading import Limits
 from forebay_router.relay import Tools
 from forebay_router.replies import Cors
 from forebay_router.router import ClientLimits, Router
-from forebay_router.settings import HostPort, Settings
+from forebay_router.settings import Settings
 from forebay_router.table import Timeouts, WorkerTable
 from forebay_router.upstream import Upstreams
 
@@ -137,6 +139,7 @@ class Process:
         self.router = build_router(self.settings)
         self.discovery = build_discovery(self.settings, self.router.table, self.router.tools.upstreams)
         tools = self.router.tools
+        self.router.mesh = build_mesh(self.settings.replica, self.router.table, tools.placing.index)
         self.kv_events = KvEvents(self.router.table, tools.placing.index.precise, tools.upstreams)
 
     def on_signal(self) -> None:
@@ -160,6 +163,8 @@ class Process:
                 tasks.create_task(self.router.sweep(), name="sweep"),
                 tasks.create_task(self.kv_events.run(), name="kv events"),
             ]
+            if self.router.mesh is not None:
+                background.append(tasks.create_task(self.router.mesh.run(), name="mesh"))
             serving = tasks.create_task(control.serve(sockets=[control_socket]), name="control")
             await self.stop.wait()
             await self._drain(server, connections)
@@ -183,7 +188,7 @@ class Process:
         await asyncio.wait(waits, timeout=self.settings.drain_limit_s, return_when=asyncio.FIRST_COMPLETED)
         for task in waits:
             task.cancel()
-        left = await connections.cancel()
+        left = connections.give_up()
         log.info("drained", extra={"cut_off": left})
 
     async def _wait(self, seconds: float) -> None:
