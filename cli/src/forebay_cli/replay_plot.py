@@ -170,6 +170,8 @@ def _svg(figure: Figure, salt: str) -> str:
     """The picture's element. The same runs give the same text: no date, and ids that follow from the salt."""
     text = StringIO()
     with rc_context({"svg.hashsalt": salt, "svg.fonttype": "none", "font.family": "sans-serif"}):
-        figure.savefig(text, format="svg", metadata={"Date": None}, transparent=True)
+        figure.savefig(
+            text, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")), transparent=True
+        )
     whole = text.getvalue()
     return whole[whole.index("<svg") :]
