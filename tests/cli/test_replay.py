@@ -54,7 +54,7 @@ def test_the_document_has_each_seed_and_is_written(tmp_path):
 def test_a_page_has_every_policy_and_needs_nothing_else(tmp_path):
     page = tmp_path / "deep" / "page.html"
     flags = ["-r", "least-load", "-s", "forebay", "-s", "static", "-s", "clairvoyant", "--seeds", "2", "--jobs", "2"]
-    shown = replayed(*SHORT, "--first", "30s", "--workers", "2", *flags, "--html", str(page))
+    shown = replayed(*SHORT, "--first", "12s", "--workers", "8", *flags, "--html", str(page))
     assert "over bound %" in shown
     text = page.read_text()
     assert text.count("<svg") == 2

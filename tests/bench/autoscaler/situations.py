@@ -4,8 +4,8 @@
     step             chats that quadruple at once
     azure-code-week  the published rate of the Azure 2024 coding week, compressed to two hours (a day to 17 minutes), at a sixth
                      of the rate, on Llama 3.1 70B with TP4: a worker does about 3 such requests a second, so it takes about as
-                     many workers as the whole rate would of 8B, at a sixth of the requests. Lengths are drawn like those of the Azure
-                     2023 code trace. Compression makes it harder than life: the morning's rise takes a minute.
+                     many workers as the whole rate would of 8B, at a sixth of the requests. Lengths are drawn like those of the
+                     Azure 2023 code trace. Compression makes it harder than life: the morning's rise takes a minute.
     conv-to-code     the Azure 2023 traces' requests at 45 a second, conversation for 450 s and then code
     mooncake-x4      the first half hour of Mooncake's conversation trace, four copies over one another; 10 s to the first
                      token, since a prompt of 85,000 tokens alone takes 7 s

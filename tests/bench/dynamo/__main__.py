@@ -1,8 +1,8 @@
 """The ramp through Dynamo's own replay with its planner, and through Forebay's simulator with its autoscaler, side by side.
 
 Both get the same requests (1 to 24 a second and back in 900 s, for 35 minutes; 8,000 tokens in that nobody shares, 1,000 out),
-the same objective (3 s to the first token, 35 ms a token), the same start-up time, the same budget of 24 workers, 2 + 2 workers at
-the beginning, and one timing of the engine: the default of Dynamo's mocker, of which Forebay's `MockerTimer` is a fit
+the same objective (3 s to the first token, 35 ms a token), the same start-up time, the same budget of 24 workers, 2 + 2 workers
+at the beginning, and one timing of the engine: the default of Dynamo's mocker, of which Forebay's `MockerTimer` is a fit
 (fleet/timers.py states it); KV moves in no time in both. A static fleet of 5 + 7 through both shows how well the fit holds.
 Dynamo's planner gets a warm-up trace of the same load with another seed; its performance model learns as it goes, as it does
 without a profile.

@@ -1,4 +1,4 @@
-"""Runs one replay of Dynamo's own simulator, in Dynamo's own environment: a job as JSON from stdin, its figures as JSON to stdout.
+"""Runs one replay of Dynamo's own simulator, in Dynamo's own environment: a job from stdin, its figures to stdout.
 
 Not imported by anything of ours: it runs under another interpreter, which has `dynamo` and nothing of Forebay's.
 """
