@@ -161,16 +161,22 @@ def replay(  # noqa: PLR0913  # the command line: each option is a parameter
         lines = _run(chosen, policies, list(range(1, seeds + 1)), jobs)
     except (TraceError, StartupError, ValueError) as error:
         raise CliError(str(error)) from error
-    found = document(lines, {"scenario": chosen.name, "about": chosen.about, "objective": _objective(chosen)})
-    if write is not None:
-        write.parent.mkdir(parents=True, exist_ok=True)
-        write.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
     if html is not None:
         _write_page(html, chosen, lines)
+    _hand_out(chosen, lines, output, write)
+
+
+def _hand_out(scenario: Scenario, lines: list[Line], output: str, write: Path | None) -> None:
+    """The document into its file, and the table or the document to the terminal."""
+    about = {"scenario": scenario.name, "about": scenario.about, "objective": _objective(scenario)}
+    found = json.dumps(document(lines, about), indent=2)
+    if write is not None:
+        write.parent.mkdir(parents=True, exist_ok=True)
+        write.write_text(found + "\n", encoding="utf-8")
     if output == "json":
-        print(json.dumps(found, indent=2))
+        print(found)
     else:
-        _print(chosen, lines)
+        _print(scenario, lines)
 
 
 def _write_page(path: Path, scenario: Scenario, lines: list[Line]) -> None:
