@@ -1,132 +1,117 @@
-"""`forebay explain scaling` against a control port with recorded decisions."""
-
-from __future__ import annotations
+"""`forebay explain request` against a control port that answers as the router does."""
 
 import json
-import threading
-import time
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
-from datetime import UTC, datetime
 from io import StringIO
-from typing import Any
 
 import pytest
+from aiohttp import web
 from rich.console import Console
 from typer.testing import CliRunner
 
-from forebay_autoscaler.codec import record_object
-from forebay_autoscaler.control import build_app, build_server
-from forebay_autoscaler.decide import decide
-from forebay_autoscaler.history import History, Record
-from forebay_autoscaler.loop import Alone, Loop
-from forebay_autoscaler.metrics import Metrics
-from forebay_autoscaler.state import ServiceState
 from forebay_cli.__main__ import app
-from forebay_cli.decisions import leading
 from forebay_cli.errors import CliError
-from forebay_cli.explain_scaling import explanation
-from tests.autoscaler.plant import service_policy
-from tests.autoscaler.test_timelines import load_of
-from tests.simulator.engine.process import free_port
+from forebay_cli.explain import ask, show
+
+CANDIDATE = {
+    "worker": "models/w-1",
+    "wait_ms": 1.25,
+    "uncached_tokens": 32,
+    "ttft_ms": 15.5,
+    "tpot_ms": 8.1,
+    "cost": 0.35,
+    "chance": 1.0,
+    "meets_objective": True,
+    "requests": 2,
+}
+TOLD = {
+    "model_service": "models/chat",
+    "objective": {"ttft_ms": 500.0, "tpot_ms": 25.0, "target": 0.99},
+    "prompt_tokens": 1000,
+    "output_tokens": 256,
+    "waiting": 0,
+    "worker": "models/w-1",
+    "prefill": None,
+    "reason": "least cost, holds part of the prompt",
+    "predicted": CANDIDATE,
+    "considered": 20,
+    "candidates": [CANDIDATE, {**CANDIDATE, "worker": "models/w-2", "uncached_tokens": 1000, "meets_objective": False}],
+}
 
 
-def record(*, rate_per_s: float = 41.0, leads: bool = True, blind: bool = False) -> Record:
-    policy, state = service_policy(budget_gpus=4), ServiceState()
-    observation = load_of(rate_per_s, wanted=1)
-    if blind:
-        observation = replace(observation, signals=type(observation.signals)(), trouble="Prometheus does not answer")
-    decision = decide(policy, state, observation, 10.0)
-    return Record(datetime(2026, 1, 1, 12, tzinfo=UTC), leads, policy, state, observation, decision)
+def shown(told: dict) -> str:
+    console = Console(file=StringIO(), width=160)
+    show(told, console)
+    made: str = console.file.getvalue()  # type: ignore[attr-defined]
+    return made
 
 
-@pytest.fixture(scope="module")
-def control_port() -> Iterator[str]:
-    loop = Loop(None, None, Alone(), Metrics(), History(10), interval_s=10, clock=lambda: 100.0)
-    loop.history.add([record()])
-    port = free_port()
-    server = build_server(build_app(loop), "127.0.0.1", port)
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    deadline = time.monotonic() + 10
-    while not server.started:
-        assert time.monotonic() < deadline, "the control port does not open"
-        time.sleep(0.01)
-    yield f"http://127.0.0.1:{port}"
-    server.should_exit = True
-    thread.join(10)
+def test_the_choice_is_shown_with_its_candidates_and_reason():
+    text = shown(TOLD)
+    assert "models/chat: about 1000 prompt tokens, 256 output tokens; objective TTFT 500 ms, TPOT 25 ms, 99%" in text
+    rows = [line.split() for line in text.splitlines() if line.startswith("models/w-")]
+    assert rows[0] == ["models/w-1", "2", "1.2", "32", "15.5", "8.10", "0.3500", "100.0%", "yes"]
+    assert rows[1][-1] == "no"
+    assert "and 18 more" in text
+    assert "goes to models/w-1: least cost, holds part of the prompt; predicted TTFT 15.5 ms" in text
 
 
-def explained(*flags: str) -> str:
-    result = CliRunner().invoke(app, ["explain", "scaling", *flags], catch_exceptions=False)
-    assert result.exit_code == 0, result.output
-    return result.stdout
+def test_a_pair_and_a_wait_are_shown():
+    assert "goes to models/w-1, prompt computed by models/p-1" in shown({**TOLD, "prefill": "models/p-1"})
+    held = shown({**TOLD, "worker": None, "reason": "no worker can take it now: it would wait", "waiting": 3})
+    assert "no worker can take it now: it would wait; 3 wait already" in held
 
 
-def shown(made: Mapping[str, Any]) -> str:
-    console = Console(width=160, file=StringIO())
-    console.print(explanation(made))
-    return console.file.getvalue()
+@pytest.fixture
+async def control():
+    """A control port; what it was asked, and what it answers."""
+    asked: list[tuple[str, dict]] = []
+
+    async def explain(request: web.Request) -> web.Response:
+        body = await request.json()
+        asked.append((request.query["path"], body))
+        if body["model"] == "nobody":
+            return web.json_response({"error": "no such model"}, status=404)
+        return web.json_response(TOLD)
+
+    served = web.Application()
+    served.router.add_post("/explain", explain)
+    runner = web.AppRunner(served)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    yield f"http://127.0.0.1:{runner.addresses[0][1]}", asked
+    await runner.cleanup()
 
 
-def test_a_decision_is_explained_from_what_was_asked_to_what_was_done(control_port):
-    text = explained("llama-8b", "--autoscaler", control_port)
-    assert "default/llama-8b (Auto)" in text
-    assert "first token within 2 s, 25 ms a token, for 95.0% of requests; budget 4 GPUs" in text
-    for label in ("requests per second", "one worker's limit", "with the backlog", "1 to 6", "ordered, not ready"):
-        assert label in text
-    assert "1 → 4 grow" in text
-    assert "mixed  1 → 4: 41.0 req/s asked" in text
-    assert "rejected 6 workers: the budget is 4 GPUs (budget)" in text
+async def test_the_body_goes_to_the_control_port_and_its_refusal_is_an_error(control):
+    url, asked = control
+    assert await ask(url + "/", "/v1/completions", b'{"model": "m"}') == TOLD
+    assert asked == [("/v1/completions", {"model": "m"})]
+    with pytest.raises(CliError, match=r"refuses the request \(404\): no such model"):
+        await ask(url, "/v1/completions", b'{"model": "nobody"}')
 
 
-def test_the_record_itself_is_there_for_programs(control_port):
-    (found,) = json.loads(explained("llama-8b", "--autoscaler", control_port, "-o", "json"))
-    assert found["decision"]["pools"][0]["desired"] == 4
-    assert found["policy"]["budget_gpus"] == 4
+async def test_a_port_where_no_router_is_gets_a_sentence():
+    with pytest.raises(CliError, match="address with --router"):
+        await ask("http://127.0.0.1:1", "/v1/completions", b"{}")
 
 
-def test_what_is_unknown_is_said():
-    text = shown(record_object(record(blind=True)))
-    assert "Prometheus does not answer" in text
-    assert "arrivals, pending" in text
-    assert "attainment unknown" in text
+def test_a_file_or_a_model_must_be_named(tmp_path):
+    runner = CliRunner()
+    for arguments in ([], ["body.json", "--model", "m"]):
+        failed = runner.invoke(app, ["explain", "request", *arguments])
+        assert isinstance(failed.exception, CliError)
+        assert "name a FILE" in str(failed.exception)
+    failed = runner.invoke(app, ["explain", "request", str(tmp_path / "none.json")])
+    assert "cannot be read" in str(failed.exception)
 
 
-def test_a_replica_that_does_not_lead_says_so():
-    assert "by a replica that does not lead" in shown(record_object(record(leads=False)))
-    one, other = [record_object(record(leads=False))], [record_object(record())]
-    assert leading([one, other]) is other
-    assert leading([[], one]) is one
-    assert leading([[], []]) == []
+def test_the_answer_can_be_had_as_json(monkeypatch, tmp_path):
+    async def answer(*_arguments) -> dict:
+        return TOLD
 
-
-def test_an_input_without_words_is_shown_by_its_name():
-    made = record_object(record())
-    made["decision"]["pools"][0]["demand"]["forecast_per_s"] = 57.25
-    text = shown(made)
-    assert "forecast per s" in text
-    assert "57.2" in text
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (["nobody"], "decided nothing on default/nobody"),
-        (["llama-8b", "-n", "elsewhere"], "decided nothing on elsewhere/llama-8b"),
-        (["llama-8b", "-o", "yaml"], "--output is table or json"),
-    ],
-)
-def test_what_cannot_be_explained_is_a_sentence(control_port, flags, message):
-    with pytest.raises(CliError, match=message):
-        explained(*flags, "--autoscaler", control_port)
-
-
-def test_a_port_that_nobody_listens_on_is_a_sentence():
-    with pytest.raises(CliError, match="no decisions from http://127"):
-        explained("llama-8b", "--autoscaler", f"http://127.0.0.1:{free_port()}")
-
-
-def test_a_cluster_that_cannot_be_reached_is_a_sentence(tmp_path):
-    with pytest.raises(CliError, match="no cluster to ask"):
-        explained("llama-8b", "--kubeconfig", str(tmp_path / "missing"))
+    monkeypatch.setattr("forebay_cli.explain.ask", answer)
+    file = tmp_path / "body.json"
+    file.write_text("{}")
+    made = CliRunner().invoke(app, ["explain", "request", str(file), "--json"])
+    assert json.loads(made.stdout) == TOLD

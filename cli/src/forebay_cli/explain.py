@@ -1,59 +1,135 @@
-"""`forebay explain`: why Forebay did what it did, with the numbers it had."""
+"""`forebay explain request`: what a router would do with a request, and why. Nothing is sent to a worker.
 
+Thin: reads a request's body, asks the control port of a router, and prints its answer as a table or as JSON.
+"""
+
+import asyncio
 import json
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
+import aiohttp
 import typer
 from rich.console import Console
+from rich.table import Table
 
-from forebay_cli.decisions import fetch
 from forebay_cli.errors import CliError
-from forebay_cli.explain_scaling import explanation
 
-EXAMPLES = """
-[bold]Examples[/]
-
-  [cyan]forebay explain scaling llama-8b[/]
-  [cyan]forebay explain scaling llama-8b -n chat --last 5[/]
-  [cyan]forebay explain scaling llama-8b --autoscaler http://127.0.0.1:9090[/]
-"""
-
-app = typer.Typer(help="Why Forebay did what it did.", no_args_is_help=True, rich_markup_mode="rich")
+TIMEOUT_S = 10.0
+app = typer.Typer(no_args_is_help=True, help="Why Forebay does what it does.")
 
 
 @app.callback()
 def explain() -> None:
-    """Take options of all explanations; there are none yet."""
+    """Take options of the group; there are none yet, and `request` stays a sub-command."""
 
 
-@app.command(epilog=EXAMPLES)
-def scaling(  # the command line: each option is a parameter
-    service: Annotated[str, typer.Argument(help="The ModelService.", metavar="SERVICE")],
+@app.command()
+def request(
     *,
-    namespace: Annotated[str, typer.Option("--namespace", "-n", help="Its namespace.")] = "default",
-    last: Annotated[int, typer.Option(min=1, max=1000, help="So many decisions, the newest first.")] = 1,
-    autoscaler: Annotated[
-        str | None,
-        typer.Option(help="The autoscaler's control port; found through the API server by default.", metavar="URL"),
+    body: Annotated[
+        Path | None,
+        typer.Argument(help="File with the JSON body of a request; - reads standard input.", metavar="FILE"),
     ] = None,
-    kubeconfig: Annotated[Path | None, typer.Option(envvar="KUBECONFIG", help="The cluster to ask.")] = None,
-    output: Annotated[str, typer.Option("--output", "-o", help="table or json.")] = "table",
+    model: Annotated[str | None, typer.Option(help="Instead of a file: a chat with this model.")] = None,
+    prompt: Annotated[str, typer.Option(help="What is said in it.")] = "Hello.",
+    router: Annotated[
+        str, typer.Option(help="Control port of a router.", metavar="URL", envvar="FOREBAY_ROUTER_CONTROL_URL")
+    ] = "http://127.0.0.1:9090",
+    path: Annotated[str, typer.Option(help="Path that the request would go to.")] = "/v1/chat/completions",
+    as_json: Annotated[bool, typer.Option("--json", help="Print the router's answer as it came.")] = False,
 ) -> None:
-    """Explain the last decision on a model service: demand, capacity, need, bounds, and what was rejected and why."""
-    if output not in ("table", "json"):
-        raise CliError(f"--output is table or json, not {output!r}")
-    query = {"namespace": namespace, "model_service": service, "limit": str(last)}
-    found = fetch(autoscaler, kubeconfig, query)
-    if not found:
+    """Show the workers that a request could go to, what is predicted of each, and which one is chosen.
+
+    The request is not sent. In a cluster: kubectl port-forward -n forebay-system deployment/forebay-router 9090
+    """
+    told = asyncio.run(ask(router, path, _body(body, model, prompt)))
+    if as_json:
+        print(json.dumps(told, indent=2))
+    else:
+        show(told, Console(width=None if sys.stdout.isatty() else 160))
+
+
+def _body(file: Path | None, model: str | None, prompt: str) -> bytes:
+    """The request's body from where the flags say."""
+    if (file is None) == (model is None):
+        raise CliError("name a FILE with the body of a request (- is standard input), or a --model")
+    if file is None:
+        return json.dumps({"model": model, "messages": [{"role": "user", "content": prompt}]}).encode()
+    if str(file) == "-":
+        return sys.stdin.buffer.read()
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise CliError(f"{file} cannot be read: {error.strerror}") from error
+
+
+async def ask(router: str, path: str, body: bytes) -> dict[str, Any]:
+    """A router's explanation; CliError when it has none."""
+    url = f"{router.rstrip('/')}/explain"
+    try:
+        async with (
+            aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=TIMEOUT_S)) as session,
+            session.post(url, params={"path": path}, data=body) as answer,
+        ):
+            told = await answer.json(content_type=None)
+            status = answer.status
+    except (aiohttp.ClientError, TimeoutError, ValueError) as error:
         raise CliError(
-            f"the autoscaler has decided nothing on {namespace}/{service}: is there such a ModelService "
-            "(`kubectl get msvc -A`), and is its namespace watched?"
-        )
-    if output == "json":
-        print(json.dumps(found, indent=2, ensure_ascii=False))
+            f"{url} does not answer as a router's control port does: {error or 'no answer in time'}; "
+            "give the port's address with --router"
+        ) from error
+    if not isinstance(told, dict) or status != 200:
+        reason = told.get("error") if isinstance(told, dict) else told
+        raise CliError(f"the router refuses the request ({status}): {reason}")
+    return told
+
+
+def show(told: dict[str, Any], console: Console) -> None:
+    """Print an explanation for people."""
+    objective = told["objective"]
+    console.print(
+        f"[bold]{told['model_service']}[/]: about {told['prompt_tokens']} prompt tokens, {told['output_tokens']} output tokens; "
+        f"objective TTFT {objective['ttft_ms']:g} ms, TPOT {objective['tpot_ms']:g} ms, {objective['target']:.0%}",
+        highlight=False,
+        soft_wrap=True,
+    )
+    if told["worker"] is None:
+        console.print(f"[yellow]{told['reason']}[/]; {told['waiting']} wait already", highlight=False)
         return
-    console = Console(width=None if sys.stdout.isatty() else 160, highlight=False)
-    for record in found:
-        console.print(explanation(record), soft_wrap=False)
+    console.print(_candidates(told), highlight=False)
+    if told["considered"] > len(told["candidates"]):
+        console.print(f"and {told['considered'] - len(told['candidates'])} more", highlight=False)
+    prefill = f", prompt computed by [bold green]{told['prefill']}[/]" if told.get("prefill") else ""
+    console.print(
+        f"goes to [bold green]{told['worker']}[/]{prefill}: {told['reason']}; predicted TTFT "
+        f"{told['predicted']['ttft_ms']:g} ms, TPOT {told['predicted']['tpot_ms']:g} ms",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+COLUMNS = (
+    ("in flight", "requests", "d"),
+    ("wait ms", "wait_ms", ".1f"),
+    ("uncached tokens", "uncached_tokens", "d"),
+    ("TTFT ms", "ttft_ms", ".1f"),
+    ("TPOT ms", "tpot_ms", ".2f"),
+    ("cost", "cost", ".4f"),
+    ("chance", "chance", ".1%"),
+)
+
+
+def _candidates(told: dict[str, Any]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    table.add_column("worker")
+    for heading, _, _ in COLUMNS:
+        table.add_column(heading, justify="right")
+    table.add_column("in time", justify="center")
+    chosen = {told["worker"], told.get("prefill")}
+    for one in told["candidates"]:
+        cells = [format(one[key], form) for _, key, form in COLUMNS]
+        in_time = "yes" if one["meets_objective"] else "no"
+        table.add_row(one["worker"], *cells, in_time, style="bold green" if one["worker"] in chosen else None)
+    return table
