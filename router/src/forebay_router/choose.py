@@ -2,7 +2,7 @@
 
 `choose(demand, snapshot, rng, now_s) -> Choice | None` predicts, for every candidate,
 
-    TTFT = wait for the prompts queued there + base + uncached tokens of its own x seconds a token   (+ adapter, + transfer for a pair)
+    TTFT = wait for the prompts queued there + base + uncached tokens of its own x seconds a token (+ adapter, + transfer)
     TPOT = seconds per output token with one more sequence in flight
 
 from lines that are learnt from finished requests (`speed`), the queue (`backlog`) and what the prefix index says of each worker's
@@ -14,8 +14,8 @@ cache. The least cost wins. Cost is time as a share of the objective's, the requ
             because this prompt pushes it out of the cache (`predicting.Displacement`)
     now     for each sequence that decodes there: the stall by this prompt, a token, and one more neighbour
 
-Seconds before and after the first token are made comparable by the objective itself; there is nothing to tune. Equal costs: fewest
-requests in flight, then the random generator, or the first of equal workers would take every burst.
+Seconds before and after the first token are made comparable by the objective itself; there is nothing to tune. Equal costs:
+fewest requests in flight, then the random generator, or the first of equal workers would take every burst.
 
 A start that nearly every request shares counts as held by everybody here (`common_tokens`), or it would tie traffic to the
 workers that are already warm. A prefix that a large share of requests has spreads by itself: when its workers' queues cost more

@@ -2,8 +2,8 @@
 
     y = base + slope x + second z        none of the three is ever negative
 
-Least squares of the relative error, with exponential forgetting over about `MEMORY` observations: prompts range over four orders of
-magnitude, and absolute errors would let the longest alone decide. A fit starts from a seed, which counts as `SEED_WEIGHT`
+Least squares of the relative error, with exponential forgetting over about `MEMORY` observations: prompts range over four orders
+of magnitude, and absolute errors would let the longest alone decide. A fit starts from a seed, which counts as `SEED_WEIGHT`
 observations at z = 0; a small ridge holds each slope at the seed's where all observations are alike and so tell nothing of it.
 One observation moves a fit at most as if it had been `OUTLIER` times slower or faster than expected.
 

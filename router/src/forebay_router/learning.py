@@ -47,7 +47,9 @@ class Trip:
     """When prefill elsewhere ended."""
 
     @classmethod
-    def begin(cls, service: str, choice: Choice, look_up: LookUp | None, dispatch: Dispatch | None, now_s: float) -> "Trip":
+    def begin(
+        cls, service: str, choice: Choice, look_up: LookUp | None, dispatch: Dispatch | None, now_s: float
+    ) -> "Trip":
         """An attempt that begins now: to be made before its leases are taken."""
         worker, prefill = choice.worker, choice.prefill
         prefiller = worker if prefill is None else prefill

@@ -174,9 +174,7 @@ def predict(candidates: Sequence[Candidate], demand: Demand, now_s: float) -> li
         if not comfortable:
             chance = chance_of(objective, (ttft_s, tpot_s), pool, pool)
             cost += 1 - chance
-        made.append(
-            Prediction(one.uid, wait_s, uncached, ttft_s, tpot_s, cost, chance, comfortable, tokens, prompts)
-        )
+        made.append(Prediction(one.uid, wait_s, uncached, ttft_s, tpot_s, cost, chance, comfortable, tokens, prompts))
     return made
 
 

@@ -2,9 +2,9 @@
 
 The arithmetic is that of `predicting.predict`, term by term; a test holds the two to each other.
 
-Passed over: workers that failed on the request, those at their limit, and, while others have room, those beyond their slow start: a
-worker that has answered few requests gets at most `SLOW_START` + twice that many in flight. Its speed is a guess, and its
-empty queue would draw a burst.
+Passed over: workers that failed on the request, those at their limit, and, while others have room, those beyond their slow
+start: a worker that has answered few requests gets at most `SLOW_START` + twice that many in flight. Its speed is a guess,
+and its empty queue would draw a burst.
 """
 
 from collections.abc import Sequence
@@ -35,7 +35,7 @@ def _has_room(one: Candidate, demand: Demand) -> bool:
     return (one.limit is None or one.load.requests < one.limit) and one.uid not in demand.excluded
 
 
-def _cheapest(
+def _cheapest(  # noqa: C901, PLR0912, PLR0915  (every call in this loop is paid for by each request, once a worker)
     candidates: Sequence[Candidate], demand: Demand, now_s: float, rng: Random, *, slow_start: float
 ) -> Candidate | None:
     prompt, output, _, excluded, cached, common, objective, displacement, adapter = demand

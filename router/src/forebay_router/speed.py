@@ -7,9 +7,9 @@ Workers of a pool are alike, so a pool has straight lines (`fitting`):
     seconds of a handover      = base + slope x prompt tokens
 
 The tokens queued ahead count like its own. What each queued prompt costs besides its tokens differs between engines: next to
-nothing where several are computed in one step, a whole step where they are not. The same goes for what prompts do to the sequences
-that decode beside them: an engine that mixes both in its steps stalls them for the whole time, another not at all. Hence
-both are learnt.
+nothing where several are computed in one step, a whole step where they are not. The same goes for what prompts do to the
+sequences that decode beside them: an engine that mixes both in its steps stalls them for the whole time, another not at all.
+Hence both are learnt.
 
 A line starts from a seed, the capacity model's or an assumed one, which the first real requests replace soon. A worker that hangs
 is a matter for health, not for the fit.
@@ -140,9 +140,7 @@ class PoolSpeed:
         self._terms = None
         seed = self.seed
         self.first_token = Line(seed.first_token_s, seed.prefill_token_s, _USUAL_PROMPT, 0.0, _USUAL_QUEUE)
-        self.output_token = Line(
-            seed.step_s, seed.step_growth_s, _USUAL_BATCH, seed.prefill_token_s, _USUAL_STALL
-        )
+        self.output_token = Line(seed.step_s, seed.step_growth_s, _USUAL_BATCH, seed.prefill_token_s, _USUAL_STALL)
         self.transfer = Line(_TRANSFER_BASE_S, _TRANSFER_TOKEN_S, _USUAL_PROMPT)
 
     def terms(self, objective: Objective) -> Terms:
@@ -251,7 +249,7 @@ class Speed:
         self._observe(self.pool.first_token, self.first_token, (tokens, prompts), seconds)
 
     def saw_output(self, sequences: float, token_s: float, *, tokens: int = 1, beside: float = 0.0) -> None:
-        """An answer of so many tokens took so long for each, with so many sequences in flight and prompt tokens computed there."""
+        """An answer of so many tokens took so long for each, beside so many sequences and prompt tokens computed there."""
         pool = self.pool
         pool.beside += beside - pool.beside / MEMORY
         pool.written += tokens - pool.written / MEMORY

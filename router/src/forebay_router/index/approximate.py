@@ -65,7 +65,9 @@ class Bound:
         """A cache thought to hold so much lacked so much of a prompt."""
         self.tokens = None
         self.most_bytes = max(self.most_bytes, believed_bytes)
-        self.size_bytes = max(0.0, min(self.size_bytes, self.most_bytes) - CAUTION * missed_bytes / max(1, self.workers))
+        self.size_bytes = max(
+            0.0, min(self.size_bytes, self.most_bytes) - CAUTION * missed_bytes / max(1, self.workers)
+        )
 
     def grow(self, found_bytes: float) -> None:
         """So much had not been dropped yet."""

@@ -96,7 +96,7 @@ class Holders:
 
 
 class Held(Mapping[str, int]):
-    """Worker -> tokens of a prompt that it holds, without listing them all: with 1,000 holders that would cost more than the walk.
+    """Worker -> tokens of a prompt that it holds, without listing them: of 1,000 holders that would cost more than the walk.
 
     The levels are nested, so a worker's is found by bisection.
     """

@@ -112,9 +112,7 @@ class Forebay:
             record.usage = Usage(job.arrival.prompt_tokens, job.arrival.output_tokens, job.cached_tokens)
         worker = self._snapshot.by_uid.get(job.worker)
         load = Load() if worker is None else worker.load
-        learn(
-            trip, record, self._index, in_flight=load.requests + 1, computed_tokens=load.backlog.computed_tokens
-        )
+        learn(trip, record, self._index, in_flight=load.requests + 1, computed_tokens=load.backlog.computed_tokens)
 
     def share(self, on_sent: Callable[[str, Content], None]) -> None:
         """Tell of every prompt that goes to a worker."""
