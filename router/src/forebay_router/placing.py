@@ -98,8 +98,13 @@ class Placing:
         self.pending = Pending(limit=self.hold_limit, release=Place.release)
         self.table.on_change.append(self._on_change)
         self.table.on_complete.append(self._look_again)
-        self.table.on_added.append(lambda worker: self.index.add_worker(worker.spec.uid))
+        self.table.on_added.append(self._meet)
         self.table.on_gone.append(lambda worker: self.index.drop_worker(worker.spec.uid))
+
+    def _meet(self, worker: Worker) -> None:
+        spec = worker.spec
+        kv_tokens = worker.candidate.speed.pool.seed.kv_tokens
+        self.index.add_worker(spec.uid, f"{spec.service}/{spec.pool}", kv_tokens)
 
     def _on_change(self, service: Service) -> None:
         self.pending.wake(service)
@@ -215,6 +220,7 @@ class Placing:
             common_tokens=0 if look_up is None else look_up.common_tokens,
             objective=service.spec.objective,
             displacement=None if look_up is None else look_up.displacement,
+            adapter=None if parsed.model in {None, service.spec.models[0]} else service.adapter_of(parsed.model),
         )
 
     def _take(self, service: Service, demand: Demand, look_up: LookUp | None, *, visible: bool) -> Place | None:
