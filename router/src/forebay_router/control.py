@@ -94,6 +94,8 @@ def _gauges(router: Router, discovery: Discovery, kv_events: KvEvents) -> Iterat
     yield metrics.CONNECTIONS, (), len(router.connections.live) if router.connections else 0
     yield metrics.LEASES, (), len(table.leases)
     yield metrics.DISCOVERY_ERRORS, (), discovery.failures
+    yield metrics.PROCESSES, (), 1
+    yield metrics.PROCESS_RESTARTS, (), 0
 
 
 def metrics_text(router: Router, discovery: Discovery, kv_events: KvEvents) -> bytes:
@@ -251,7 +253,7 @@ class ControlServer(uvicorn.Server):
         yield
 
 
-def control_server(app: FastAPI) -> ControlServer:
-    """A server for the control port; it is given its socket when it is run."""
-    config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", log_level="warning")
+def control_server(app: FastAPI, *, path: str | None = None) -> ControlServer:
+    """A server for the control port; it is given its socket when it is run, unless it makes a socket file."""
+    config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", log_level="warning", uds=path)
     return ControlServer(config)
