@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import httpx
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.router.harness import chat
@@ -15,6 +16,7 @@ from tests.router.mesh.test_sockets import free_ports
 from tests.router.scripted import ScriptedWorker, chat_chunk, workers
 
 BOUND_S = 90.0
+pytestmark = pytest.mark.timeout(300)  # each starts three programs
 
 
 async def slowly(_asked, wire):
@@ -128,28 +130,30 @@ async def test_two_processes_serve_one_port_know_of_each_other_and_outlive_one_a
         assert told.json()["worker"] == worker.url
 
 
-async def test_sigterm_lets_the_children_drain_and_the_end_of_the_parent_ends_them(tmp_path):
-    async with workers(slowly) as [worker]:
-        async with program(worker, tmp_path / "log") as router:
-            asking = [asyncio.create_task(router.chat(stream=True)) for _ in range(6)]
+async def test_sigterm_lets_the_children_drain(tmp_path):
+    async with workers(slowly) as [worker], program(worker, tmp_path / "log") as router:
+        asking = [asyncio.create_task(router.chat(stream=True)) for _ in range(6)]
 
-            async def all_run() -> bool:
-                return len([one for one in worker.asked if one.path == "/v1/chat/completions"]) == 6
+        async def all_run() -> bool:
+            return len([one for one in worker.asked if one.path == "/v1/chat/completions"]) == 6
 
-            await router.until(all_run, "they run")
-            router.process.send_signal(signal.SIGTERM)
-            answers = await asyncio.gather(*asking)
-            assert all(one.text.rstrip().endswith("data: [DONE]") for one in answers)
-            assert await asyncio.wait_for(router.process.wait(), BOUND_S) == 0
-            assert "Traceback" not in (tmp_path / "log").read_text()
-        async with program(worker, tmp_path / "second log") as router:
-            pids = [one["pid"] for one in await router.states()]
-            router.process.kill()
+        await router.until(all_run, "they run")
+        router.process.send_signal(signal.SIGTERM)
+        answers = await asyncio.gather(*asking)
+        assert all(one.text.rstrip().endswith("data: [DONE]") for one in answers)
+        assert await asyncio.wait_for(router.process.wait(), BOUND_S) == 0
+        assert "Traceback" not in (tmp_path / "log").read_text()
 
-            async def gone() -> bool:
-                return not any(_command(pid) for pid in pids)
 
-            await router.until(gone, "children end with their parent")
+async def test_the_end_of_the_parent_ends_the_children(tmp_path):
+    async with workers(slowly) as [worker], program(worker, tmp_path / "log") as router:
+        pids = [one["pid"] for one in await router.states()]
+        router.process.kill()
+
+        async def gone() -> bool:
+            return not any(_command(pid) for pid in pids)
+
+        await router.until(gone, "children end with their parent")
 
 
 def _command(pid: int) -> str:
