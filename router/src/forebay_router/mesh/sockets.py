@@ -99,7 +99,7 @@ class Mesh:
             del self._uids[key]
         self.peers.claims.drop_worker(key, worker.load)
 
-    def _on_lease(self, lease: Lease, event: LeaseEvent) -> None:
+    def _on_lease(self, lease: Lease[Worker], event: LeaseEvent) -> None:
         if not self.peers.known:
             return  # a newcomer is told everything
         number = lease.number
@@ -111,7 +111,7 @@ class Mesh:
             self.outbox.note(Prefilled(number))
 
     @staticmethod
-    def _taken(lease: Lease, age_ms: int) -> Taken:
+    def _taken(lease: Lease[Worker], age_ms: int) -> Taken:
         key = worker_key(lease.worker.spec.uid)
         return Taken(lease.number, key, lease.prompt_tokens, lease.output_tokens, lease.visible, age_ms)
 
