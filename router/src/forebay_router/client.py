@@ -136,7 +136,7 @@ class ClientConnection(asyncio.Protocol):
         """Called by the loop: the client is gone; whatever runs for it stops."""
         self.transport = None
         self._shared.live.discard(self)
-        self._reader.ready.clear()
+        self._reader.abandon()
         self._on_pause = self._on_resume = None
         if self._task is not None:
             self._task.cancel()
@@ -201,8 +201,8 @@ class ClientConnection(asyncio.Protocol):
     async def _serve(self, loop: asyncio.AbstractEventLoop) -> None:
         """Answer requests until the connection ends."""
         while self.transport is not None:
+            request = self._reader.ready.popleft()
             try:
-                request = self._reader.ready.popleft()
                 self._closing = self._closing or request.refused is not None
                 work = self._shared.serve(request, self)
                 if work is not None:
@@ -211,6 +211,7 @@ class ClientConnection(asyncio.Protocol):
                 log.exception("a request was left unanswered")
                 self.cut()
             finally:
+                self._shared.limits.bodies.give_back(request)
                 self._busy = False
                 self._on_pause = self._on_resume = None
                 self._shared.answered()

@@ -73,6 +73,8 @@ class RequestRefused(Exception):  # noqa: N818 - reads as what happened
     """Set where the service, not the client, is at fault: then the request counts as bad."""
     allow: str | None = None
     """The Allow header of a 405."""
+    lines: bytes = b""
+    """Further header lines of the answer."""
 
 
 @dataclass(slots=True)

@@ -16,7 +16,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from forebay_api.objective import Objective, Outcome
 from forebay_router import errors, rewriting
@@ -28,13 +28,16 @@ from forebay_router.errors import FailureReason, RequestRefused, WorkerFailure
 from forebay_router.explaining import EXPLAIN_HEADER, explain_line
 from forebay_router.headers import forwarded_lines
 from forebay_router.judging import check_opening, failure_at_end
+from forebay_router.keep_alive import Watch
 from forebay_router.metrics import ServiceStats
 from forebay_router.parsing import ParsedRequest, parse_request
 from forebay_router.placing import Place, Placing
+from forebay_router.protection import Protection
 from forebay_router.reading import Received
 from forebay_router.reply import Reply
 from forebay_router.sse import EventScanner
 from forebay_router.table import Service, Worker
+from forebay_router.tenancy.quotas import Ticket
 from forebay_router.upstream import UpstreamConnection, Upstreams
 from forebay_router.usage import read_facts, with_cached_tokens
 
@@ -59,6 +62,7 @@ class Tools:
     """Counts of requests that name no known model."""
     explain: bool = True
     """Answer `x-forebay-explain: 1` with a header that tells the choice."""
+    protection: Protection = field(kw_only=True)
 
 
 class Exchange:
@@ -76,6 +80,10 @@ class Exchange:
     forwarded: bytes | None = None
     """Header lines for the workers."""
     last_place: Place | None = None
+    ticket: Ticket | None = None
+    """What the request has taken of its key's limits."""
+    watch: Watch | None = None
+    """Keeps a silent stream alive, where that is wanted."""
 
     def __init__(self, tools: Tools, endpoint: Endpoint, received: Received, request_id: bytes, reply: Reply) -> None:
         self.tools = tools
@@ -93,6 +101,7 @@ class Exchange:
             service = placing.known_service(parsed.model, fields)
             if service is None:
                 service = await placing.find_service(parsed.model, fields)
+            self._admit(service, parsed)
             self._enter(service)
             await self._attempts(service, parsed)
         except RequestRefused as refused:
@@ -104,16 +113,27 @@ class Exchange:
             log.exception("request failed in the router", extra={"request_id": self.request_id.decode()})
             self._refuse(errors.router_fault(self.request_id.decode()))
         finally:
+            if self.watch is not None:
+                self.tools.protection.unwatch(self.watch)
             self._account()
 
     def _read(self) -> ParsedRequest:
         """Understand the request."""
         parsed = self.parsed = parse_request(self.endpoint, self.received.fields, self.received.body)
+        self.tools.protection.check_model(self.received, parsed.model)
         rewriting.scrub(parsed)
         self.strip_usage = rewriting.ask_for_usage(parsed)
         self.record.streamed = parsed.stream
         self.received.body = b""
         return parsed
+
+    def _admit(self, service: Service, parsed: ParsedRequest) -> None:
+        """Within the key's limits, or not at all."""
+        protection = self.tools.protection
+        self.ticket = protection.admit(self.received, parsed, service)
+        if self.ticket is not None:
+            self.reply.own_lines += self.ticket.lines
+        self.watch = protection.watch(self.reply, self.endpoint, stream=parsed.stream)
 
     def _enter(self, service: Service) -> None:
         self.service = service
@@ -221,6 +241,8 @@ class Exchange:
         answer.first_byte_deadline_s = now_s + limits.first_byte_s if prompt_answer else answer.total_deadline_s
         answer.idle_limit_s = limits.idle_s
         self.tools.upstreams.in_flight.add(answer)
+        if self.watch is not None:
+            self.watch.answer = answer
         return answer
 
     def _let_go(self, answer: Answer) -> None:
@@ -233,9 +255,9 @@ class Exchange:
         """Send the request to a worker; what is returned waits until its answer opens, or raises WorkerFailure."""
         self.asked = worker
         if self.forwarded is None:
-            received = self.received
-            lines = forwarded_lines(received.headers, received.fields)
-            self.forwarded = b"%bx-request-id: %b\r\n" % (lines, self.request_id)
+            received, tools = self.received, self.tools
+            lines = forwarded_lines(received.headers, received.fields, tools.protection.withheld)
+            self.forwarded = b"%b%bx-request-id: %b\r\n" % (lines, tools.upstreams.authorization, self.request_id)
         head = b"POST %b HTTP/1.1\r\n%b%bcontent-length: %d\r\n\r\n" % (
             self.received.target,
             worker.peer.host_line,
@@ -248,15 +270,16 @@ class Exchange:
     def _check_opening(self, answer: Answer, worker: Worker) -> None:
         """The worker has answered: see whether another one should."""
         worker.strikes = 0
-        check_opening(answer, content_begun=self.reply.content_begun)
+        own_key = self.tools.protection.own_credentials
+        check_opening(answer, content_begun=self.reply.content_begun, own_key=own_key)
 
     # -- passing on ---------------------------------------------------------------------------------------------------
 
     async def _pass_on(self, answer: Answer, connection: UpstreamConnection) -> None:
         """Write the answer to the client, to its end."""
         reply = self.reply
-        if reply.begun and answer.passing is not Passing.EVENTS:
-            raise WorkerFailure(FailureReason.WORKER_ERROR, f"the worker answered {answer.status} within a stream")
+        if reply.begun and not self._fits(answer):
+            return
         if answer.passing is Passing.WHOLE and answer.complete:
             self._pass_whole(answer)
             return
@@ -268,12 +291,23 @@ class Exchange:
         reply.content_begun = answer.scanner is None or answer.scanner.data_seen
         if reply.content_begun and self.parsed is not None:
             self.parsed.forget()
+            self.tools.protection.bodies.give_back(self.received)
         if not answer.complete:
             self._watch_flow(answer, connection)
             answer.sink = reply.write_part
             answer.chunk_sink = reply.client.write if reply.chunked else None
             await answer.closed
         self._end(answer)
+
+    def _fits(self, answer: Answer) -> bool:
+        """Whether an answer goes on a stream that has begun; a client error ends the stream with the worker's own words."""
+        if answer.passing is Passing.EVENTS and not answer.encoded:
+            return True
+        if not answer.complete or not 400 <= answer.status < 500:
+            raise WorkerFailure(FailureReason.WORKER_ERROR, f"the worker answered {answer.status} within a stream")
+        self.reply.end_with_error(answer.take_buffered())
+        self.record.note_status(answer.status)
+        return False
 
     def _watch_flow(self, answer: Answer, connection: UpstreamConnection) -> None:
         """Read from the worker only as fast as the client takes it."""
@@ -366,6 +400,8 @@ class Exchange:
         record = self.record
         record.ended_s = time.monotonic()
         record.status = self.reply.status or CLIENT_LEFT_STATUS
+        if self.ticket is not None:
+            self.tools.protection.settle(self.ticket, record, begun=self.reply.content_begun)
         service = self.service
         if service is None:
             record.judged = False
@@ -381,4 +417,5 @@ class Exchange:
                 request_id=self.request_id,
                 path=self.received.path,
                 model=self.parsed.model if self.parsed else None,
+                grant=self.received.grant,
             )

@@ -52,6 +52,27 @@ class Reply:
         length = None if self.events else answer.length
         self.chunked = self.client.begin(self.received, answer.status, lines, length)
 
+    def begin_early(self) -> None:
+        """Write the head of an event stream before there is an answer."""
+        self.begun = self.events = True
+        self.status = 200
+        lines = (
+            b"content-type: text/event-stream; charset=utf-8\r\ncache-control: no-cache\r\nx-accel-buffering: no\r\n"
+        )
+        self.chunked = self.client.begin(self.received, 200, lines + self.own_lines + self.explanation, None)
+
+    def comment(self, text: bytes) -> None:
+        """Write a comment where an event could stand."""
+        if not self.begun:
+            self.begin_early()
+        self.write(text)
+
+    def end_with_error(self, body: bytes) -> None:
+        """End a stream with a worker's error answer as an event."""
+        prefix = b"event: error\n" if self.shape is Shape.ANTHROPIC else b""
+        self.write(b"%bdata: %b\n\n" % (prefix, b" ".join(body.splitlines())))
+        self.end()
+
     @property
     def write_part(self) -> Callable[[bytes], None]:
         """Writes a part of the body."""

@@ -13,6 +13,7 @@ parser: before and after it the parser stands at the same place, the beginning o
 """
 
 import asyncio
+import ssl
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -240,6 +241,12 @@ class Upstreams:
 
     connect_timeout_s: float
     idle_s: float
+    authorization: bytes = b""
+    """Header line with the key that workers ask for."""
+    tls: ssl.SSLContext | None = None
+    """How workers are spoken to; None is without TLS."""
+    tls_name: str | None = None
+    """What workers' certificates are made out to; None is each one's address."""
     in_flight: set[Answer] = field(default_factory=set)
     """Answers that are awaited; the sweep looks at their deadlines."""
     open: set[UpstreamConnection] = field(default_factory=set)
@@ -271,7 +278,8 @@ class Upstreams:
         """The complete answer to a GET; raises WorkerFailure."""
         answer = Answer(asyncio.get_running_loop(), now_s=time.monotonic(), scanner=None)
         answer.collect_whole()
-        request = b"GET %b HTTP/1.1\r\n%baccept: application/json\r\n\r\n" % (path.encode(), peer.host_line)
+        head = b"GET %b HTTP/1.1\r\n%b%baccept: application/json\r\n\r\n"
+        request = head % (path.encode(), peer.host_line, self.authorization)
         try:
             async with asyncio.timeout(timeout_s):
                 await self.send(peer, [request], answer)
@@ -303,7 +311,11 @@ class Upstreams:
         try:
             async with asyncio.timeout(self.connect_timeout_s):
                 _, connection = await loop.create_connection(
-                    lambda: UpstreamConnection(peer, self.open), peer.host, peer.port
+                    lambda: UpstreamConnection(peer, self.open),
+                    peer.host,
+                    peer.port,
+                    ssl=self.tls,
+                    server_hostname=None if self.tls is None else self.tls_name or peer.host,
                 )
         except TimeoutError as error:
             raise WorkerFailure(
