@@ -43,11 +43,10 @@ class AccessLog:
         *,
         request_id: bytes,
         path: bytes,
-        model: str | None,
         grant: Grant | None = None,
     ) -> None:
         """The line of an ended request."""
-        usage = record.usage
+        usage, model = record.usage, record.model
         fields = {
             "request_id": request_id.decode(),
             "path": path[:200].decode(errors="replace"),

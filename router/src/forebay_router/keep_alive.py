@@ -8,6 +8,7 @@ told as an event, no longer as a status; that is why this is an option. Another 
 been sent. One sweep looks at all streams; nothing is done for a token.
 """
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final, Protocol
@@ -30,24 +31,21 @@ class Heard(Protocol):
 class Watch:
     """One stream."""
 
-    __slots__ = ("answer", "quiet_since_s", "write")
+    __slots__ = ("heard", "quiet_since_s", "write")
 
-    def __init__(self, since_s: float, write: Callable[[bytes], None]) -> None:
+    def __init__(self, since_s: float, write: Callable[[bytes], None], heard: Callable[[], Heard | None]) -> None:
         self.quiet_since_s = since_s
         """Since when the client has heard nothing, but for the answer."""
         self.write = write
         """Writes a comment where an event could stand."""
-        self.answer: Heard | None = None
-        """The answer that is awaited or passed on; None before there is one."""
+        self.heard = heard
+        """The answer that is awaited or passed on; None while there is none."""
 
     def sweep(self, now_s: float, interval_s: float) -> bool:
         """Write a comment if it is time."""
-        heard_s = self.quiet_since_s
-        if self.answer is not None:
-            if not self.answer.takes_comments:
-                return False
-            heard_s = max(heard_s, self.answer.last_byte_s)
-        if now_s - heard_s < interval_s:
+        answer = self.heard()
+        heard_s = self.quiet_since_s if answer is None else max(self.quiet_since_s, answer.last_byte_s)
+        if now_s - heard_s < interval_s or (answer is not None and not answer.takes_comments):
             return False
         self.quiet_since_s = now_s
         self.write(COMMENT)
@@ -62,6 +60,16 @@ class KeepAlive:
     watches: set[Watch] = field(default_factory=set)
     comments: int = 0
     """Written so far."""
+
+    def watch(self, write: Callable[[bytes], None], heard: Callable[[], Heard | None]) -> Watch:
+        """Keep a stream alive from now on."""
+        watch = Watch(time.monotonic(), write, heard)
+        self.watches.add(watch)
+        return watch
+
+    def forget(self, watch: Watch) -> None:
+        """The stream has ended."""
+        self.watches.discard(watch)
 
     def sweep(self, now_s: float) -> None:
         """Look at every stream."""

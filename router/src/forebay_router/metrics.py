@@ -145,6 +145,27 @@ KV_TROUBLES = Family(
     "KV event streams: malformed messages, gaps that were replayed, restarts of engines, holes that were not filled, "
     "blocks whose parent was unknown.",
 )  # fmt: skip
+MESH_PEERS = Family(_PREFIX + "mesh_peers", Kind.GAUGE, (), "Other replicas and processes that are heard.")
+MESH_MESSAGES = Family(
+    _PREFIX + "mesh_messages_total", Kind.COUNTER, ("direction",), "Messages to and from other replicas and processes."
+)
+MESH_TROUBLES = Family(
+    _PREFIX + "mesh_troubles_total", Kind.COUNTER, ("kind",),
+    "What went wrong between replicas: events dropped before they were told, numbers missing in what was heard, malformed "
+    "messages, peers too many.",
+)  # fmt: skip
+MESH_LEASES = Family(
+    _PREFIX + "mesh_leases", Kind.GAUGE, (), "Claims of other replicas on workers, counted in choices."
+)
+MESH_EXPIRED = Family(
+    _PREFIX + "mesh_expired_leases_total",
+    Kind.COUNTER,
+    (),
+    "Claims that ended because their replica was silent for too long.",
+)
+MESH_SILENCE = Family(
+    _PREFIX + "mesh_silence_seconds", Kind.GAUGE, (), "Time since the peer that has been silent longest was heard."
+)
 
 _TENANT = ("tenant",)
 TENANT_REQUESTS = Family(
@@ -184,6 +205,7 @@ FAMILIES = (
     PREDICTED_TOKENS, DELIVERED_TOKENS, MISSED_TOKENS, INDEX_BLOCKS, INDEX_RESETS, INDEX_FALLBACKS, KV_SUBSCRIPTIONS, KV_MESSAGES,
     KV_TROUBLES, TENANT_REQUESTS, TENANT_IN_FLIGHT, TENANT_TOKENS, TENANT_REFUSED, STRANGERS, API_KEYS, FILE_RELOADS,
     FILE_FAILURES, FILE_VALID, BODY_BYTES, BODIES_REFUSED, KEEP_ALIVES,
+    KV_TROUBLES, MESH_PEERS, MESH_MESSAGES, MESH_TROUBLES, MESH_LEASES, MESH_EXPIRED, MESH_SILENCE,
 )  # fmt: skip
 
 

@@ -33,6 +33,7 @@ from forebay_router.discovery.worker_file import WorkerFile
 from forebay_router.index.approximate import ApproximateIndex
 from forebay_router.index.prefix_index import PrefixIndex
 from forebay_router.kv_events import KvEvents
+from forebay_router.mesh.sockets import build_mesh
 from forebay_router.metrics import ServiceStats
 from forebay_router.options import HostPort
 from forebay_router.placing import Placing
@@ -56,7 +57,7 @@ def build_router(settings: Settings) -> Router:
     """The data plane, not listening yet."""
     table = WorkerTable(worker_limit=settings.worker_limit)
     upstreams = Upstreams(connect_timeout_s=settings.connect_timeout_s, idle_s=settings.upstream_idle_s)
-    protection = build_protection(settings.protection, upstreams)
+    protection = build_protection(settings.protection, upstreams.access)
     tools = Tools(
         placing=Placing(
             table=table,
@@ -152,6 +153,7 @@ class Process:
         self.router = build_router(self.settings)
         self.discovery = build_discovery(self.settings, self.router.table, self.router.tools)
         tools = self.router.tools
+        self.router.mesh = build_mesh(self.settings.replica, self.router.table, tools.placing.index)
         self.kv_events = KvEvents(self.router.table, tools.placing.index.precise, tools.upstreams)
 
     def on_signal(self) -> None:
@@ -179,6 +181,8 @@ class Process:
                 tasks.create_task(self.kv_events.run(), name="kv events"),
                 tasks.create_task(protection.follow(), name="files"),
             ]
+            if self.router.mesh is not None:
+                background.append(tasks.create_task(self.router.mesh.run(), name="mesh"))
             serving = tasks.create_task(control.serve(sockets=[control_socket]), name="control")
             await self.stop.wait()
             await self._drain(server, connections)
@@ -202,7 +206,7 @@ class Process:
         await asyncio.wait(waits, timeout=self.settings.drain_limit_s, return_when=asyncio.FIRST_COMPLETED)
         for task in waits:
             task.cancel()
-        left = await connections.cancel()
+        left = connections.give_up()
         log.info("drained", extra={"cut_off": left})
 
     async def _wait(self, seconds: float) -> None:

@@ -17,10 +17,9 @@ from forebay_router.bodies import BodyMemory
 from forebay_router.certificates import HANDSHAKE_S, ServerCertificate, WorkerAuthority
 from forebay_router.discovery.static import Layout
 from forebay_router.discovery.worker_file import WorkerFile
-from forebay_router.endpoints import Dialect, Endpoint
+from forebay_router.endpoints import Dialect
 from forebay_router.followed import BadFileError, Followed, Kind, read_secret
-from forebay_router.headers import NOT_FORWARDED, WITHOUT_CREDENTIALS
-from forebay_router.keep_alive import KeepAlive, Watch
+from forebay_router.keep_alive import Heard, KeepAlive, Watch
 from forebay_router.parsing import ParsedRequest
 from forebay_router.reading import Received
 from forebay_router.reply import Reply
@@ -28,7 +27,7 @@ from forebay_router.table import Service
 from forebay_router.tenancy.gate import Gate, model_refused
 from forebay_router.tenancy.keys import KeyRing, key_files, read_keys
 from forebay_router.tenancy.quotas import Limit, Quotas, Ticket, tokens_to_reserve
-from forebay_router.upstream import Upstreams
+from forebay_router.worker_access import WorkerAccess
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +88,6 @@ class Protection:
     """None lets everybody in."""
     certificate: ServerCertificate | None = None
     keep_alive: KeepAlive | None = None
-    withheld: frozenset[bytes] = NOT_FORWARDED
-    """Request headers that workers do not get."""
     files: list[Followed[Any]] = field(default_factory=list)
     tls_control: bool = False
 
@@ -106,11 +103,6 @@ class Protection:
         """The control port's."""
         return self.certificate.context if self.certificate is not None and self.tls_control else None
 
-    @property
-    def own_credentials(self) -> bool:
-        """A worker that refuses a key refuses the router's, not the client's."""
-        return self.withheld is WITHOUT_CREDENTIALS
-
     def follow_workers(self, file: WorkerFile, take: Callable[[Layout], None]) -> None:
         """Follow the list of workers; a first version that cannot be used ends the start with a sentence."""
         followed = Followed(Kind.WORKERS, lambda: (file.path,), file.read, take)
@@ -123,14 +115,31 @@ class Protection:
             for file in self.files:
                 tasks.create_task(file.run(), name=f"follow {file.kind.value}")
 
-    def admit(self, received: Received, parsed: ParsedRequest, service: Service) -> Ticket | None:
-        """Let a request in, or raise RequestRefused (403, 429); None where there are no keys, so no limits."""
-        grant = received.grant
+    def admit(self, reply: Reply, parsed: ParsedRequest, service: Service) -> Ticket | None:
+        """Let a request in, or raise RequestRefused (403, 429); None where there are no keys, so no limits.
+
+        Its answer will tell what is left of the limits.
+        """
+        grant = reply.received.grant
         if grant is None:
             return None
         if parsed.model is None:
-            self.check_model(received, service.spec.models[0])
-        return self.quotas.admit(grant, tokens_to_reserve(parsed), time.monotonic())
+            self.check_model(reply.received, service.spec.models[0])
+        ticket = self.quotas.admit(grant, tokens_to_reserve(parsed), time.monotonic())
+        reply.own_lines += ticket.lines
+        return ticket
+
+    def watch(self, reply: Reply, parsed: ParsedRequest, heard: Callable[[], Heard | None]) -> Watch | None:
+        """Keep a stream alive from now on; None where that is not wanted, or the stream is not looked into."""
+        if self.keep_alive is None or not parsed.stream or parsed.endpoint.dialect is Dialect.OPAQUE:
+            return None
+        return self.keep_alive.watch(reply.comment, heard)
+
+    def let_go(self, received: Received, watch: Watch | None) -> None:
+        """The request is over."""
+        self.bodies.give_back(received)
+        if watch is not None and self.keep_alive is not None:
+            self.keep_alive.forget(watch)
 
     def check_model(self, received: Received, model: str | None) -> None:
         """Refuse a model that the key does not allow, known or not; None is told when its service is found."""
@@ -138,20 +147,6 @@ class Protection:
         if grant is not None and model is not None and not grant.allows(model):
             self.quotas.stats_of(grant.tenant).refused[Limit.MODEL] += 1
             raise model_refused(model)
-
-    def watch(self, reply: Reply, endpoint: Endpoint, *, stream: bool) -> Watch | None:
-        """Keep a stream alive from now on; None where that is not wanted, or the stream is not looked into."""
-        keep_alive = self.keep_alive
-        if keep_alive is None or not stream or endpoint.dialect is Dialect.OPAQUE:
-            return None
-        watch = Watch(time.monotonic(), reply.comment)
-        keep_alive.watches.add(watch)
-        return watch
-
-    def unwatch(self, watch: Watch) -> None:
-        """The stream has ended."""
-        if self.keep_alive is not None:
-            self.keep_alive.watches.discard(watch)
 
     def settle(self, ticket: Ticket, record: Record, *, begun: bool) -> None:
         """The request has ended: what it used is known, or nothing was made for it, or its reservation stands."""
@@ -164,13 +159,13 @@ class Protection:
             self.quotas.settle(ticket, None if begun and record.status < 400 else 0)
 
 
-def build_protection(settings: ProtectionSettings, upstreams: Upstreams) -> Protection:
+def build_protection(settings: ProtectionSettings, access: WorkerAccess) -> Protection:
     """Everything read once; a file that cannot be used ends the start with a sentence."""
     made = Protection(BodyMemory(settings.body_memory_bytes))
     if settings.keep_alive_s is not None:
         made.keep_alive = KeepAlive(settings.keep_alive_s)
-    _add_keys(made, settings, upstreams)
-    _add_certificates(made, settings, upstreams)
+    _add_keys(made, settings, access)
+    _add_certificates(made, settings, access)
     for file in made.files:
         _start(file)
     return made
@@ -183,7 +178,7 @@ def _start(file: Followed[Any]) -> None:
         raise SystemExit(f"forebay-router: {error}") from None
 
 
-def _add_keys(made: Protection, settings: ProtectionSettings, upstreams: Upstreams) -> None:
+def _add_keys(made: Protection, settings: ProtectionSettings, access: WorkerAccess) -> None:
     if settings.api_keys is not None:
         path = settings.api_keys
         gate = made.gate = Gate(KeyRing())
@@ -197,23 +192,23 @@ def _add_keys(made: Protection, settings: ProtectionSettings, upstreams: Upstrea
         path = settings.worker_key
 
         def take_key(key: str) -> None:
-            upstreams.authorization = b"authorization: Bearer %b\r\n" % key.encode()
+            access.authorization = b"authorization: Bearer %b\r\n" % key.encode()
 
         made.files.append(Followed(Kind.WORKER_KEY, lambda: (path,), partial(read_secret, path), take_key))
     if settings.api_keys is not None or settings.worker_key is not None:
-        made.withheld = WITHOUT_CREDENTIALS
+        access.withhold_credentials()
 
 
-def _add_certificates(made: Protection, settings: ProtectionSettings, upstreams: Upstreams) -> None:
+def _add_certificates(made: Protection, settings: ProtectionSettings, access: WorkerAccess) -> None:
     if settings.certificate is not None and settings.key is not None:
         made.tls_control = settings.tls_control
         shown = made.certificate = ServerCertificate(settings.certificate, settings.key)
         made.files.append(Followed(Kind.CERTIFICATE, shown.paths, shown.read, shown.take))
     if settings.worker_authority is not None:
         authority = WorkerAuthority(settings.worker_authority)
-        upstreams.tls_name = settings.worker_name
+        access.tls_name = settings.worker_name
 
         def take_context(context: ssl.SSLContext) -> None:
-            upstreams.tls = context
+            access.tls = context
 
         made.files.append(Followed(Kind.WORKER_AUTHORITY, authority.paths, authority.read, take_context))

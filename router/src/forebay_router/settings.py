@@ -14,6 +14,7 @@ from forebay_api.modelservice import Role
 from forebay_router.access_log import AccessLogMode
 from forebay_router.options import ENVIRONMENT_PREFIX, GROUPS, OPTIONS, HostPort, Option, check_scheme
 from forebay_router.protection import ProtectionSettings, protection_settings
+from forebay_router.replicas import ReplicaSettings, read_replica_settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +58,7 @@ class Settings:
     access_log: AccessLogMode
     log_level: str
     protection: ProtectionSettings
+    replica: ReplicaSettings
 
 
 _DESCRIPTION = """Sends each request for a language model to the worker that will answer it in time.
@@ -191,6 +193,7 @@ def build_settings(values: Mapping[str, Any]) -> Settings:
         access_log=AccessLogMode(values["access_log"]),
         log_level=values["log_level"],
         protection=protection_settings(values),
+        replica=read_replica_settings(values),
     )
 
 
