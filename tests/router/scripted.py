@@ -273,9 +273,8 @@ async def read_request(reader: asyncio.StreamReader, first: bytes = b"") -> Aske
 
 
 @asynccontextmanager
-async def workers(*scripts: Script):
-    """Scripted workers, one a script."""
-    made = [ScriptedWorker(script) for script in scripts]
+async def started(*made: ScriptedWorker):
+    """Workers that run."""
     for worker in made:
         await worker.start()
     try:
@@ -283,3 +282,10 @@ async def workers(*scripts: Script):
     finally:
         for worker in made:
             await worker.stop()
+
+
+@asynccontextmanager
+async def workers(*scripts: Script):
+    """Scripted workers, one a script."""
+    async with started(*(ScriptedWorker(script) for script in scripts)) as made:
+        yield list(made)

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from forebay_cli import cluster
+from forebay_cli import cluster, keys
 from forebay_cli.errors import CliError
 from forebay_cli.plan import EXAMPLES as PLAN_EXAMPLES
 from forebay_cli.plan import plan
@@ -30,6 +30,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(cluster.app, name="cluster")
+app.add_typer(keys.app, name="keys")
 app.command(epilog=PLAN_EXAMPLES)(plan)
 app.command(epilog=REPLAY_EXAMPLES)(replay)
 

@@ -271,3 +271,4 @@ class WorkerRefusal(WorkerFailure):
 
     answer: Answer
     """Complete; relayed when no other worker is left."""
+    answered: bool = True

@@ -42,7 +42,12 @@ def read_document(path: Path, model: type[Model]) -> Model:
         mark = getattr(error, "problem_mark", None)
         where = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
         raise BadFileError(f"{path}: is not valid YAML{where}") from error
+    return read_data(data if data is not None else {}, model, str(path))
+
+
+def read_data(data: Any, model: type[Model], name: str) -> Model:
+    """What a file called `name` holds, as a model; raises BadFileError."""
     try:
-        return model.model_validate(data if data is not None else {})
+        return model.model_validate(data)
     except ValidationError as error:
-        raise BadFileError(f"{path}: {_sentence(error)}") from None  # the cause holds values, maybe secret ones
+        raise BadFileError(f"{name}: {_sentence(error)}") from None  # the cause holds values, maybe secret ones

@@ -85,6 +85,8 @@ class WorkerFailure(Exception):  # noqa: N818 - reads as what happened
     message: str
     refused: bool = False
     """Nothing listens there."""
+    answered: bool = False
+    """The worker gave an answer, an error: worth another worker that is there, not worth waiting for one."""
 
 
 _ANTHROPIC_TYPES = {

@@ -17,7 +17,7 @@ def check_opening(answer: Answer, *, content_begun: bool, own_key: bool = False)
     """
     if own_key and answer.status == 401:
         message = "the worker refused the router's key: is --worker-key-file the key that it was started with?"
-        raise WorkerFailure(FailureReason.WORKER_ERROR, message)
+        raise WorkerFailure(FailureReason.WORKER_ERROR, message, answered=True)
     if answer.status in RETRIED_STATUSES and answer.complete:
         raise WorkerRefusal(FailureReason.WORKER_ERROR, f"the worker answered {answer.status}", answer=answer)
     scanner = answer.scanner

@@ -135,6 +135,12 @@ class Protection:
             return None
         return self.keep_alive.watch(reply.comment, heard)
 
+    def sweep(self, now_s: float, *, replicas: int) -> None:
+        """Keep silent streams alive; give out this router's part of the limits."""
+        self.quotas.share(replicas, now_s)
+        if self.keep_alive is not None:
+            self.keep_alive.sweep(now_s)
+
     def let_go(self, received: Received, watch: Watch | None) -> None:
         """The request is over."""
         self.bodies.give_back(received)

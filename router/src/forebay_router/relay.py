@@ -216,9 +216,7 @@ class Exchange:
         """
         if self.reply.content_begun or failure.reason is FailureReason.TOTAL_TIMEOUT or self.lost >= LOST_MAX:
             return False
-        return not isinstance(failure, WorkerRefusal) or self.tools.placing.possible(
-            self.service, self.parsed, self.tried
-        )
+        return not failure.answered or self.tools.placing.possible(self.service, self.parsed, self.tried)
 
     def _let_go(self) -> None:
         """The attempt is over, one way or another."""

@@ -13,7 +13,7 @@ import openai
 import pytest
 
 from tests.router.harness import Running, ask, chat, request_bytes, routed, running, until
-from tests.router.scripted import MODEL, ScriptedWorker, completion, hello, workers
+from tests.router.scripted import MODEL, ScriptedWorker, completion, hello, started, workers
 
 KEY = "fb-one"
 MINE = {"Authorization": f"Bearer {KEY}"}
@@ -92,21 +92,23 @@ async def test_without_keys_the_clients_authorization_goes_to_the_worker():
 
 async def test_a_key_reaches_its_own_models_only_and_is_not_told_of_others(tmp_path):
     two = ScriptedWorker(models=({"id": "other", "object": "model", "created": 1},))
-    async with workers(hello) as [worker]:
-        await two.start()
-        flags = guarded(tmp_path, entry(models=["other"]))
-        async with routed(worker, two, flags=flags) as router, httpx.AsyncClient(headers=MINE) as client:
-            assert (await ask(router, chat(model="other"), headers=MINE)).status == 200
-            for model in (MODEL, "nowhere"):
-                refused = await ask(router, chat(model=model), headers=MINE)
-                error = refused.json["error"]
-                assert (refused.status, error["code"], error["param"]) == (403, "model_not_allowed", "model")
-            listed = await client.get(router.url + "/v1/models")
-            assert [one["id"] for one in listed.json()["data"]] == ["other"]
-            assert (await client.get(f"{router.url}/v1/models/{MODEL}")).status_code == 404
-            assert (await client.get(f"{router.url}/v1/models/other")).status_code == 200
-            assert 'forebay_router_tenant_refused_total{tenant="team-a",limit="model"} 2' in await scrape(router)
-        await two.stop()
+    flags = guarded(tmp_path, entry(models=["other"]))
+    async with (
+        workers(hello) as [worker],
+        started(two),
+        routed(worker, two, flags=flags) as router,
+        httpx.AsyncClient(headers=MINE) as client,
+    ):
+        assert (await ask(router, chat(model="other"), headers=MINE)).status == 200
+        for model in (MODEL, "nowhere"):
+            refused = await ask(router, chat(model=model), headers=MINE)
+            error = refused.json["error"]
+            assert (refused.status, error["code"], error["param"]) == (403, "model_not_allowed", "model")
+        listed = await client.get(router.url + "/v1/models")
+        assert [one["id"] for one in listed.json()["data"]] == ["other"]
+        assert (await client.get(f"{router.url}/v1/models/{MODEL}")).status_code == 404
+        assert (await client.get(f"{router.url}/v1/models/other")).status_code == 200
+        assert 'forebay_router_tenant_refused_total{tenant="team-a",limit="model"} 2' in await scrape(router)
 
 
 async def test_the_only_service_without_a_model_name_is_subject_to_the_key_too(tmp_path):

@@ -155,7 +155,10 @@ class StaticDiscovery:
         service, key = self.layout.services[name], ServiceKey(LOCAL_NAMESPACE, name)
         known = self.table.services.get(key)
         told = [worker.cards or () for worker in known.workers.values()] if known else []
-        models = (*service.models, *(str(card["id"]) for one in (*told, cards) for card in one))
+        names = [str(card["id"]) for one in (*told, cards) for card in one]
+        if not names and known is not None:
+            names = list(known.spec.models)  # its workers are exchanged: the new ones will tell
+        models = (*service.models, *names)
         return ServiceSpec(
             key=key,
             models=tuple(dict.fromkeys(models)) or (name,),

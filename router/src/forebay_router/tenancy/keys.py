@@ -25,12 +25,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field
 
 from forebay_api.fields import text
-from forebay_router.documents import Entry, read_document
+from forebay_router.documents import Entry, read_data, read_document
 from forebay_router.followed import BadFileError
 
 FILE_SUFFIXES: Final = (".yaml", ".yml", ".json")
@@ -139,6 +139,11 @@ def read_keys(path: Path) -> KeyRing:
     if not ring.grants:  # a file that was cut short must not lock everybody out
         raise BadFileError(f"{path}: keys: holds no key: add one that `forebay keys new` has made")
     return ring
+
+
+def check_entry(entry: Mapping[str, Any]) -> None:
+    """Raise BadFileError when a key file could not hold such a key."""
+    read_data(entry, _Key, "key")
 
 
 def ring_of(files: Mapping[Path, _KeyFile]) -> KeyRing:
