@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from forebay_cli import cluster, keys
+from forebay_cli import cluster, explain, keys
 from forebay_cli.errors import CliError
 from forebay_cli.plan import EXAMPLES as PLAN_EXAMPLES
 from forebay_cli.plan import plan
@@ -31,6 +31,7 @@ app = typer.Typer(
 )
 app.add_typer(cluster.app, name="cluster")
 app.add_typer(keys.app, name="keys")
+app.add_typer(explain.app, name="explain")
 app.command(epilog=PLAN_EXAMPLES)(plan)
 app.command(epilog=REPLAY_EXAMPLES)(replay)
 

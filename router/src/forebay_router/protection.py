@@ -21,12 +21,11 @@ from forebay_router.endpoints import Dialect
 from forebay_router.followed import BadFileError, Followed, Kind, read_secret
 from forebay_router.keep_alive import Heard, KeepAlive, Watch
 from forebay_router.parsing import ParsedRequest
-from forebay_router.reading import Received
 from forebay_router.reply import Reply
 from forebay_router.table import Service
-from forebay_router.tenancy.gate import Gate, model_refused
+from forebay_router.tenancy.gate import Gate
 from forebay_router.tenancy.keys import KeyRing, key_files, read_keys
-from forebay_router.tenancy.quotas import Limit, Quotas, Ticket, tokens_to_reserve
+from forebay_router.tenancy.quotas import Quotas, Ticket, tokens_to_reserve
 from forebay_router.worker_access import WorkerAccess
 
 
@@ -78,6 +77,14 @@ def protection_settings(values: Mapping[str, Any]) -> ProtectionSettings:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """What a request has taken, to be given back when it is over."""
+
+    ticket: Ticket | None
+    watch: Watch | None
+
+
 @dataclass(slots=True)
 class Protection:
     """What protects one router process."""
@@ -115,37 +122,22 @@ class Protection:
             for file in self.files:
                 tasks.create_task(file.run(), name=f"follow {file.kind.value}")
 
-    def admit(self, reply: Reply, parsed: ParsedRequest, service: Service) -> Ticket | None:
-        """Let a request in, or raise RequestRefused (403, 429); None where there are no keys, so no limits.
+    def admit(
+        self, reply: Reply, parsed: ParsedRequest, service: Service, heard: Callable[[], Heard | None]
+    ) -> Admission | None:
+        """Let a request in, or raise RequestRefused (403, 429); None where there is nothing to give back.
 
-        Its answer will tell what is left of the limits.
+        Its answer will tell what is left of its key's limits, and is kept alive from now on if it is a stream.
         """
-        grant = reply.received.grant
-        if grant is None:
-            return None
-        if parsed.model is None:
-            self.check_model(reply.received, service.spec.models[0])
-        ticket = self.quotas.admit(grant, tokens_to_reserve(parsed), time.monotonic())
-        reply.own_lines += ticket.lines
-        return ticket
-
-    def watch(self, reply: Reply, parsed: ParsedRequest, heard: Callable[[], Heard | None]) -> Watch | None:
-        """Keep a stream alive from now on; None where that is not wanted, or the stream is not looked into."""
-        if self.keep_alive is None or not parsed.stream or parsed.endpoint.dialect is Dialect.OPAQUE:
-            return None
-        return self.keep_alive.watch(reply.comment, heard)
-
-    def sweep(self, now_s: float, *, replicas: int) -> None:
-        """Keep silent streams alive; give out this router's part of the limits."""
-        self.quotas.share(replicas, now_s)
-        if self.keep_alive is not None:
-            self.keep_alive.sweep(now_s)
-
-    def let_go(self, received: Received, watch: Watch | None) -> None:
-        """The request is over."""
-        self.bodies.give_back(received)
-        if watch is not None and self.keep_alive is not None:
-            self.keep_alive.forget(watch)
+        grant, ticket, watch = reply.received.grant, None, None
+        if grant is not None:
+            if parsed.model is None:
+                self.check_model(reply.received, service.spec.models[0])
+            ticket = self.quotas.admit(grant, tokens_to_reserve(parsed), time.monotonic())
+            reply.own_lines += ticket.lines
+        if self.keep_alive is not None and parsed.stream and parsed.endpoint.dialect is not Dialect.OPAQUE:
+            watch = self.keep_alive.watch(reply.comment, heard)
+        return None if ticket is None and watch is None else Admission(ticket, watch)
 
     def check_model(self, received: Received, model: str | None) -> None:
         """Refuse a model that the key does not allow, known or not; None is told when its service is found."""
@@ -154,15 +146,28 @@ class Protection:
             self.quotas.stats_of(grant.tenant).refused[Limit.MODEL] += 1
             raise model_refused(model)
 
-    def settle(self, ticket: Ticket, record: Record, *, begun: bool) -> None:
-        """The request has ended: what it used is known, or nothing was made for it, or its reservation stands."""
-        usage = record.usage
+    def sweep(self, now_s: float, *, replicas: int) -> None:
+        """Keep silent streams alive; give out this router's part of the limits."""
+        self.quotas.share(replicas, now_s)
+        if self.keep_alive is not None:
+            self.keep_alive.sweep(now_s)
+
+    def settle(self, admission: Admission | None, reply: Reply, record: Record) -> None:
+        """The request is over: what it used is known, or nothing was made for it, or its reservation stands."""
+        self.bodies.give_back(reply.received)
+        if admission is None:
+            return
+        if admission.watch is not None and self.keep_alive is not None:
+            self.keep_alive.forget(admission.watch)
+        ticket, usage = admission.ticket, record.usage
+        if ticket is None:
+            return
         if usage is not None:
             ticket.stats.prompt_tokens += usage.prompt_tokens
             ticket.stats.output_tokens += usage.output_tokens
             self.quotas.settle(ticket, usage.prompt_tokens + usage.output_tokens)
         else:
-            self.quotas.settle(ticket, None if begun and record.status < 400 else 0)
+            self.quotas.settle(ticket, None if reply.content_begun and record.status < 400 else 0)
 
 
 def build_protection(settings: ProtectionSettings, access: WorkerAccess) -> Protection:

@@ -21,7 +21,7 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from forebay_api.objective import Objective, Outcome
 from forebay_router import errors, rewriting
@@ -33,18 +33,19 @@ from forebay_router.endpoints import Endpoint
 from forebay_router.errors import FailureReason, RequestRefused, WorkerFailure
 from forebay_router.explaining import EXPLAIN_HEADER, explain_line
 from forebay_router.judging import failure_at_end
-from forebay_router.keep_alive import Watch
 from forebay_router.metrics import ServiceStats
 from forebay_router.parsing import ParsedRequest, parse_request
 from forebay_router.placing import Place, Placing
-from forebay_router.protection import Protection
+from forebay_router.protection import Admission, Protection
 from forebay_router.reading import Received
 from forebay_router.reply import Reply
 from forebay_router.sse import EventScanner
 from forebay_router.table import Service
-from forebay_router.tenancy.quotas import Ticket
 from forebay_router.upstream import Upstreams
 from forebay_router.usage import read_facts, with_cached_tokens
+
+if TYPE_CHECKING:  # the SDK takes 0.2 s to import, and most routers do without it
+    from forebay_router.tracing import RequestTrace, Tracing
 
 log = logging.getLogger(__name__)
 Waited = TypeVar("Waited")
@@ -69,6 +70,8 @@ class Tools:
     explain: bool = True
     """Answer `x-forebay-explain: 1` with a header that tells the choice."""
     protection: Protection = field(kw_only=True)
+    tracing: "Tracing | None" = None
+    """Makes spans; None when that is off."""
 
 
 class Exchange:
@@ -86,10 +89,10 @@ class Exchange:
     attempt: Attempt | None = None
     """The one that is being made."""
     last_place: Place | None = None
-    ticket: Ticket | None = None
+    admission: Admission | None = None
     """What it has taken of its key's limits."""
-    watch: Watch | None = None
-    """Keeps a silent stream alive, where that is wanted."""
+    trace: "RequestTrace | None" = None
+    """Of a sampled request."""
     task: asyncio.Task[None] | None = None
     """Waits for something that is no answer."""
     finished = False
@@ -144,6 +147,8 @@ class Exchange:
     def _read(self) -> None:
         """Understand the request and find its service."""
         received, record, placing = self.received, self.record, self.tools.placing
+        if self.tools.tracing is not None:
+            self.trace = self.tools.tracing.begin(received, self.request_id)
         parsed = self.parsed = parse_request(self.endpoint, received.fields, received.body)
         self.tools.protection.check_model(received, parsed.model)
         rewriting.scrub(parsed)
@@ -160,9 +165,8 @@ class Exchange:
 
     def _enter(self, service: Service) -> None:
         """Take the request on, within its key's limits."""
-        self.ticket = self.tools.protection.admit(self.reply, self.parsed, service)
-        self.watch = self.tools.protection.watch(
-            self.reply, self.parsed, lambda: self.attempt.answer if self.attempt else None
+        self.admission = self.tools.protection.admit(
+            self.reply, self.parsed, service, lambda: self.attempt.answer if self.attempt else None
         )
         self.service = service
         self.entered = True
@@ -200,6 +204,8 @@ class Exchange:
             self.tools.placing.unreachable(attempt.asked)
         if attempt.lost:
             self.lost += 1
+        if self.trace is not None:
+            self.trace.leg_failed()
         self._let_go()
         if self.record.attempts < self.tools.attempts_max and self._may_retry(failure):
             self.service.stats.retries[failure.reason] += 1
@@ -231,13 +237,14 @@ class Exchange:
     def opened(self, answer: Answer) -> None:
         """Write what has come of an answer to the client, and have the rest written as it comes."""
         reply = self.reply
-        if reply.begun and not reply.takes(answer):
-            self.record.note_status(answer.status)
+        if reply.begun and not reply.takes(answer, self.record):
             self._finish()
             return
         if answer.passing is Passing.WHOLE and answer.complete:
             self._pass_whole(answer)
             return
+        if self.record.opened_s is None:
+            self.record.opened_s = answer.last_byte_s
         if not reply.begun:
             reply.begin(answer)
         block = answer.take_buffered()
@@ -268,6 +275,7 @@ class Exchange:
         body = answer.take_buffered()
         record = self.record
         record.streamed = False
+        record.opened_s = answer.last_byte_s
         if answer.status == 200 and self.endpoint.judged and not answer.encoded:
             facts = read_facts(body)
             record.usage = facts.usage
@@ -351,7 +359,6 @@ class Exchange:
         if self.task is not None:
             self.task.cancel()
         self._let_go()
-        self.tools.protection.let_go(self.received, self.watch)
         try:
             self._account()
         finally:
@@ -370,8 +377,7 @@ class Exchange:
         record = self.record
         record.ended_s = time.monotonic()
         record.status = self.reply.status or CLIENT_LEFT_STATUS
-        if self.ticket is not None:
-            self.tools.protection.settle(self.ticket, record, begun=self.reply.content_begun)
+        self.tools.protection.settle(self.admission, self.reply, record)
         if not self.entered:
             record.judged = False
             verdict = account(record, self.tools.unknown_stats, _NOT_JUDGED)
@@ -380,6 +386,10 @@ class Exchange:
             service.stats.in_flight -= 1
             verdict = account(record, service.stats, service.spec.objective)
             self.tools.placing.learn(self.last_place, record)
+        if self.last_place is not None:
+            record.prefilled_s = self.last_place.trip.prefilled_s
+        if self.trace is not None:
+            self.trace.end(record, verdict, str(self.service.spec.key) if self.entered else None)
         if self.tools.access_log.wants(record):
             self.tools.access_log.write(
                 record,

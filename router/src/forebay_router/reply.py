@@ -10,6 +10,7 @@ It knows how far it has come, which decides what may still happen:
 from collections.abc import Callable
 
 from forebay_router import errors
+from forebay_router.accounting import Record
 from forebay_router.answer import Answer, Passing
 from forebay_router.client import ClientConnection
 from forebay_router.errors import FailureReason, RequestRefused, Shape, WorkerFailure
@@ -67,7 +68,7 @@ class Reply:
             self.begin_early()
         self.write(text)
 
-    def takes(self, answer: Answer) -> bool:
+    def takes(self, answer: Answer, record: Record) -> bool:
         """Whether an answer goes on a stream that has begun; raises WorkerFailure for one that another worker may do better.
 
         A client error ends the stream, in the worker's own words.
@@ -77,6 +78,7 @@ class Reply:
         if not answer.complete or not 400 <= answer.status < 500:
             raise WorkerFailure(FailureReason.WORKER_ERROR, f"the worker answered {answer.status} within a stream")
         self._end_with_error(answer.take_buffered())
+        record.note_status(answer.status)
         return False
 
     def _end_with_error(self, body: bytes) -> None:
