@@ -21,11 +21,12 @@ from forebay_router.endpoints import Dialect
 from forebay_router.followed import BadFileError, Followed, Kind, read_secret
 from forebay_router.keep_alive import Heard, KeepAlive, Watch
 from forebay_router.parsing import ParsedRequest
+from forebay_router.reading import Received
 from forebay_router.reply import Reply
 from forebay_router.table import Service
-from forebay_router.tenancy.gate import Gate
+from forebay_router.tenancy.gate import Gate, model_refused
 from forebay_router.tenancy.keys import KeyRing, key_files, read_keys
-from forebay_router.tenancy.quotas import Quotas, Ticket, tokens_to_reserve
+from forebay_router.tenancy.quotas import Limit, Quotas, Ticket, tokens_to_reserve
 from forebay_router.worker_access import WorkerAccess
 
 
