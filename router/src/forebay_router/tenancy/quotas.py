@@ -28,6 +28,12 @@ _ROUNDING: Final = 1e-6
 """Of a level, which is a sum of many floats."""
 
 
+_REQUESTS_LINES: Final = (
+    "x-ratelimit-limit-requests: %d\r\nx-ratelimit-remaining-requests: %d\r\nx-ratelimit-reset-requests: %s\r\n"
+)
+_TOKENS_LINES: Final = _REQUESTS_LINES.replace("requests", "tokens")
+
+
 class Limit(StrEnum):
     """What a request can be too much for. Values are metric labels."""
 
@@ -267,20 +273,23 @@ def duration(seconds: float) -> str:
 
 def left_lines(accounts: tuple[Account, ...], replicas: int) -> bytes:
     """Header lines on what is left, of the account that has least left."""
-    made = b""
-    for limit in (Limit.REQUESTS, Limit.TOKENS):
-        buckets = [bucket for account in accounts if (bucket := getattr(account, limit.value)) is not None]
-        if buckets:
-            bucket = min(buckets, key=_left)
-            name, reset = limit.value.encode(), duration(bucket.wait_s(bucket.per_minute)).encode()
-            made += b"x-ratelimit-limit-%b: %d\r\nx-ratelimit-remaining-%b: %d\r\nx-ratelimit-reset-%b: %b\r\n" % (
-                name, round(bucket.per_minute * replicas), name, max(0, int(bucket.level * replicas)), name, reset,
-            )  # fmt: skip
-    return made
+    requests = tokens = None
+    for account in accounts:
+        bucket = account.requests
+        if bucket is not None and (requests is None or bucket.level < requests.level):
+            requests = bucket
+        bucket = account.tokens
+        if bucket is not None and (tokens is None or bucket.level < tokens.level):
+            tokens = bucket
+    return _told(_REQUESTS_LINES, requests, replicas) + _told(_TOKENS_LINES, tokens, replicas)
 
 
-def _left(bucket: Bucket) -> float:
-    return bucket.level
+def _told(lines: str, bucket: Bucket | None, replicas: int) -> bytes:
+    if bucket is None:
+        return b""
+    per_minute, left = bucket.per_minute, bucket.level
+    reset = duration((per_minute - left) * MINUTE_S / per_minute)
+    return (lines % (round(per_minute * replicas), max(0, int(left * replicas)), reset)).encode()
 
 
 def tokens_to_reserve(parsed: ParsedRequest) -> int:
