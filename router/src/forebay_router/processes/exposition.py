@@ -19,6 +19,8 @@ OTHERWISE: Final[Mapping[str, Callable[[Iterable[float]], float]]] = {
     metrics.SYNCED.name: min,
     metrics.MESH_PEERS.name: max,
     metrics.MESH_SILENCE.name: max,
+    metrics.API_KEYS.name: max,
+    metrics.FILE_VALID.name: min,
     "process_start_time_seconds": min,
     "process_max_fds": max,
     "python_info": max,

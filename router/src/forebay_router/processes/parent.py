@@ -30,7 +30,9 @@ from forebay_router.process import set_up_logging
 from forebay_router.processes.children import Children, Told
 from forebay_router.processes.exposition import Exposition
 from forebay_router.processes.hub import Hub
+from forebay_router.protection import Protection, build_protection
 from forebay_router.settings import Settings
+from forebay_router.worker_access import WorkerAccess
 
 log = logging.getLogger(__name__)
 
@@ -106,11 +108,14 @@ class Parent:
     settings: Settings
     arguments: Sequence[str]
     """Of the command line; each child gets the same."""
+    protection: Protection = field(init=False)
+    """For the control port's certificate; read here too so that a bad file ends the start."""
     listen: socket.socket = field(init=False)
     control: socket.socket = field(init=False)
 
     def __post_init__(self) -> None:
         """Take the ports, so that one that is taken ends the start."""
+        self.protection = build_protection(self.settings.protection, WorkerAccess())
         self.listen = reserve(self.settings.listen)
         self.control = bind(self.settings.control)
 
@@ -127,8 +132,9 @@ class Parent:
     async def _keep(self, children: Children, directory: str) -> None:
         mesh = self.settings.replica.mesh
         hub = Hub(directory, f"tcp://{mesh}" if mesh is not None else None)
-        control = control_server(parent_app(children, Exposition()))
+        control = control_server(parent_app(children, Exposition()), self.protection.control_tls)
         async with asyncio.TaskGroup() as tasks:
+            following = tasks.create_task(self.protection.follow(), name="files")
             passing = tasks.create_task(hub.run(), name="hub")
             serving = tasks.create_task(control.serve(sockets=[self.control]), name="control")
             keeping = tasks.create_task(children.keep(), name="children")
@@ -140,6 +146,7 @@ class Parent:
                 children.kill()
                 await keeping
             passing.cancel()
+            following.cancel()
             control.should_exit = True
             control.force_exit = True
             await serving
