@@ -1,0 +1,86 @@
+"""A model's chat template: messages to the text that the engine tokenises.
+
+Templates are Jinja programs out of a model's files, so they run in Jinja's sandbox, with the few names that transformers gives
+them and no others: `raise_exception`, `strftime_now`, a `tojson` that escapes nothing for HTML, the `generation` tag (which marks
+what the model wrote and prints its contents), `break` and `continue`. Blocks are trimmed as transformers trims them.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any, Final
+
+import jinja2
+import jinja2.ext
+import jinja2.nodes
+import jinja2.sandbox
+from jinja2.parser import Parser
+
+
+class TemplateRefusedError(ValueError):
+    """The template does not take these messages."""
+
+
+class _Generation(jinja2.ext.Extension):
+    """`{% generation %}...{% endgeneration %}` prints what is inside."""
+
+    tags: Final = {"generation"}  # type: ignore[misc]  # jinja2 declares a plain class variable
+
+    def parse(self, parser: Parser) -> jinja2.nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return jinja2.nodes.Scope(body, lineno=line)
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,  # noqa: FBT001, FBT002 - templates pass it by position as well
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,  # noqa: FBT001, FBT002
+) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _refuse(message: str) -> None:
+    raise TemplateRefusedError(message)
+
+
+def _now(pattern: str) -> str:
+    return datetime.now().strftime(pattern)  # noqa: DTZ005 - engines use their local time
+
+
+def _environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
+    made = jinja2.sandbox.ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
+    )
+    made.filters["tojson"] = _to_json
+    made.globals["raise_exception"] = _refuse
+    made.globals["strftime_now"] = _now
+    return made
+
+
+_JINJA: Final = _environment()
+
+
+class ChatTemplate:
+    """One template of one model."""
+
+    def __init__(self, source: str, names: Mapping[str, Any]) -> None:
+        """`names` are the special tokens that templates may print, such as bos_token; raises ValueError for no template."""
+        try:
+            self._template = _JINJA.from_string(source)
+        except jinja2.TemplateError as error:
+            raise ValueError(f"not a chat template: {error}") from error
+        self._names = dict(names)
+        self.wants_parts = iterates_content(_JINJA.parse(source))
+        """It goes through the parts of a message's content by itself; else it is given one text."""
+
+    def render(self, messages: Sequence[Mapping[str, Any]], **given: Any) -> str:
+        """The text; raises TemplateRefusedError where the template does not take what it is given."""
+        try:
+            return self._template.render(messages=messages, **{**self._names, **given})
+        except TemplateRefusedError:
+            raise
+        except Exception as error:  # templates are programs: they fail in any way
+            raise TemplateRefusedError(repr(error)) from error
