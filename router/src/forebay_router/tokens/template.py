@@ -63,6 +63,40 @@ def _environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
 _JINJA: Final = _environment()
 
 
+def iterates_content(root: jinja2.nodes.Template) -> bool:
+    """Whether a template goes through the parts of a message's content: `for part in message.content`.
+
+    Engines decide by the same reading of the program whether a template gets contents as lists of parts or as one text.
+    """
+    messages = {"messages"}
+    assigned = True
+    while assigned:
+        assigned = False
+        for one in root.find_all(jinja2.nodes.Assign):
+            target = one.target
+            if isinstance(target, jinja2.nodes.Name) and target.name not in messages and _reads(one.node, messages):
+                messages.add(target.name)
+                assigned = True
+    loops = [one for one in root.find_all(jinja2.nodes.For) if isinstance(one.target, jinja2.nodes.Name)]
+    message = {one.target.name for one in loops if _reads(one.iter, messages)}  # type: ignore[attr-defined]  # Name, see above
+    return any(_reads(one.iter, message, key="content") for one in loops)
+
+
+def _reads(node: jinja2.nodes.Node | None, names: set[str], key: str | None = None) -> bool:
+    """The node is one of these variables, or that key of one; also filtered, tested or sliced."""
+    if isinstance(node, jinja2.nodes.Filter | jinja2.nodes.Test):
+        return _reads(node.node, names, key)
+    if isinstance(node, jinja2.nodes.Getitem) and isinstance(node.arg, jinja2.nodes.Slice):
+        return _reads(node.node, names, key)
+    if key is None:
+        return isinstance(node, jinja2.nodes.Name) and node.name in names
+    if isinstance(node, jinja2.nodes.Getattr):
+        return node.attr == key and _reads(node.node, names)
+    if isinstance(node, jinja2.nodes.Getitem) and isinstance(node.arg, jinja2.nodes.Const):
+        return bool(node.arg.value == key) and _reads(node.node, names)
+    return False
+
+
 class ChatTemplate:
     """One template of one model."""
 
