@@ -45,6 +45,7 @@ class ParsedRequest:
         """The answer has begun, so there is no second attempt: a long prompt need not be kept for the rest of the stream."""
         self.body = b""
         self.fields = None
+        self.content = None
 
 
 def parse_request(endpoint: Endpoint, headers: Mapping[bytes, bytes], body: bytes) -> ParsedRequest:

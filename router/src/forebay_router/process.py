@@ -19,6 +19,7 @@ import signal
 import socket
 import sys
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import uvloop
 from pythonjsonlogger.json import JsonFormatter
@@ -43,6 +44,9 @@ from forebay_router.settings import Settings
 from forebay_router.table import Timeouts, WorkerTable
 from forebay_router.upstream import Upstreams
 
+if TYPE_CHECKING:
+    from forebay_router.tokens.tokenizers import Tokenizers
+
 log = logging.getLogger(__name__)
 
 LISTEN_BACKLOG = 2048
@@ -65,6 +69,7 @@ def build_router(settings: Settings) -> Router:
         access_log=AccessLog(settings.access_log),
         attempts_max=settings.attempts,
         unknown_stats=ServiceStats(),
+        tokenizers=_load_tokenizers(settings),
         explain=settings.explain,
     )
     router = Router(
@@ -76,6 +81,18 @@ def build_router(settings: Settings) -> Router:
     limits = Limits(head_bytes=settings.head_limit_bytes, body_bytes=settings.body_limit_bytes)
     router.connections = ClientConnections(limits=limits, serve=router.serve)
     return router
+
+
+def _load_tokenizers(settings: Settings) -> "Tokenizers | None":
+    """The tokenizers that the settings name; ends the program with a sentence where one cannot be read."""
+    if not settings.tokenizers:
+        return None
+    from forebay_router.tokens.tokenizers import Tokenizers  # noqa: PLC0415 - loaded where it is used only: 0.1 s, 20 MB
+
+    try:
+        return Tokenizers.load(dict(settings.tokenizers))
+    except ValueError as error:
+        raise SystemExit(f"forebay-router: --tokenizer: {error}") from error
 
 
 def build_discovery(settings: Settings, table: WorkerTable, upstreams: Upstreams) -> Discovery:
@@ -171,6 +188,8 @@ class Process:
             await serving
         connections.close()
         self.router.tools.upstreams.close()
+        if self.router.tools.tokenizers is not None:
+            self.router.tools.tokenizers.close()
         await asyncio.sleep(0)
 
     async def _drain(self, server: asyncio.Server, connections: ClientConnections) -> None:

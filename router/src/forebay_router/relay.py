@@ -17,6 +17,7 @@ import logging
 import time
 from collections.abc import Coroutine
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from forebay_api.objective import Objective, Outcome
 from forebay_router import errors, rewriting
@@ -38,6 +39,9 @@ from forebay_router.table import Service, Worker
 from forebay_router.upstream import UpstreamConnection, Upstreams
 from forebay_router.usage import read_facts, with_cached_tokens
 
+if TYPE_CHECKING:  # loaded where tokenizers are given only: it brings 20 MB
+    from forebay_router.tokens.tokenizers import Tokenizers
+
 log = logging.getLogger(__name__)
 
 JOINED_MAX_BYTES = 16 * 1024
@@ -57,6 +61,8 @@ class Tools:
     attempts_max: int
     unknown_stats: ServiceStats
     """Counts of requests that name no known model."""
+    tokenizers: "Tokenizers | None" = None
+    """Turn prompts into tokens, for models whose tokenizer is known."""
     explain: bool = True
     """Answer `x-forebay-explain: 1` with a header that tells the choice."""
 
@@ -94,6 +100,9 @@ class Exchange:
             if service is None:
                 service = await placing.find_service(parsed.model, fields)
             self._enter(service)
+            tokenizers = self.tools.tokenizers
+            if tokenizers is not None and placing.index.precise.ranks and tokenizers.wants(parsed, service.spec.models):
+                await tokenizers.tell(parsed, service.spec.models)
             await self._attempts(service, parsed)
         except RequestRefused as refused:
             self._refuse(refused)

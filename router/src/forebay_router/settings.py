@@ -7,6 +7,7 @@ value ends the start with a sentence that names the flag (or variable) and what 
 import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from forebay_api.modelservice import Role
@@ -39,6 +40,8 @@ class Settings:
     explain: bool
     kv_events_port: int | None
     """Of static workers."""
+    tokenizers: tuple[tuple[str, Path], ...]
+    """Model and the folder with its tokenizer files."""
     upstream_idle_s: float
     body_limit_bytes: int
     head_limit_bytes: int
@@ -166,6 +169,7 @@ def build_settings(values: Mapping[str, Any]) -> Settings:
         index_blocks=values["index_blocks"],
         explain=values["explain"] == "on",
         kv_events_port=values["kv_events_port"],
+        tokenizers=values["tokenizer"],
         upstream_idle_s=values["upstream_idle"],
         body_limit_bytes=values["body_limit"],
         head_limit_bytes=values["head_limit"],

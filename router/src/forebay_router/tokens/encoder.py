@@ -1,4 +1,4 @@
-"""Text to token ids, exactly as the model's tokenizer does it, at the price of the text that is new.
+r"""Text to token ids, exactly as the model's tokenizer does it, at the price of the text that is new.
 
 Tokenising costs about 1 ms for 3 KB, and most of a prompt has been seen before (the turns of a chat resend its history). So a
 text is cut into pieces of about `PIECE_CHARS`, and the ids of each piece are remembered by a digest of its text. What is left to
@@ -10,7 +10,7 @@ merges bytes within each word, so a cut between two words is safe. Two such plac
 Llama 3, Qwen and their like, whatever follows and precedes:
 
     letter | space letter      "the| router"
-    mark newline | letter      "end.\\n|The"      (one newline only)
+    mark newline | letter      "end.\n|The"      (one newline only)
 
 and a cut depends on the text before it alone, so prompts with a common start have common pieces. A tokenizer that is not
 byte-level, or that treats the start of a text specially, or has an added token across such a place, is never cut. On top of that
@@ -60,7 +60,11 @@ def _is_byte_level(pre_tokenizer: Mapping[str, Any]) -> bool:
         return not pre_tokenizer.get("add_prefix_space", True)
     if kind == "Sequence":
         parts = pre_tokenizer.get("pretokenizers") or []
-        return bool(parts) and _is_byte_level(parts[-1]) and all(one.get("type") in {"Split", "Digits"} for one in parts[:-1])
+        return (
+            bool(parts)
+            and _is_byte_level(parts[-1])
+            and all(one.get("type") in {"Split", "Digits"} for one in parts[:-1])
+        )
     return False
 
 
@@ -151,8 +155,8 @@ class Encoder:
         made = self.tokenizer.encode_batch_fast([pieces[at] for at in missing], add_special_tokens=False)
         ids = array("I")
         for at, encoding in zip(missing, made, strict=True):
-            known[at] = array("I", encoding.ids)
-            self.memory.put(keys[at], known[at])
+            fresh = known[at] = array("I", encoding.ids)
+            self.memory.put(keys[at], fresh)
             self.new_chars += len(pieces[at])
         for one in known:
             assert one is not None

@@ -1,9 +1,8 @@
 """One model's tokenizer files, as they lie beside its weights.
 
-    tokenizer.json            the tokenizer (needed)
-    chat_template.jinja       the chat template; else `chat_template` in tokenizer_config.json; without one chats are not tokenised
-    tokenizer_config.json     names of special tokens, which templates print
-    special_tokens_map.json   the same, in older models
+- `tokenizer.json`: the tokenizer; needed.
+- `chat_template.jinja`: the chat template; else `chat_template` in `tokenizer_config.json`. Without one chats are not tokenised.
+- `tokenizer_config.json`, in older models also `special_tokens_map.json`: names of special tokens, which templates print.
 """
 
 from collections.abc import Mapping
@@ -77,5 +76,7 @@ def _templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
     if isinstance(told, str):
         return {DEFAULT: told}
     if isinstance(told, list):
-        return {one["name"]: one["template"] for one in told if isinstance(one, dict) and {"name", "template"} <= one.keys()}
+        return {
+            one["name"]: one["template"] for one in told if isinstance(one, dict) and {"name", "template"} <= one.keys()
+        }
     return {}

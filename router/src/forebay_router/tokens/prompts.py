@@ -1,15 +1,17 @@
 """From a request's JSON to the text that the engine will tokenise, as vLLM does it.
 
-A completion's text goes to the tokenizer as it is, with the tokenizer's own start token. A chat goes through the model's template:
+A completion's text goes to the tokenizer as it is, with the tokenizer's own start token. A chat goes through the model's
+template:
 
-- A message's content is one text, its parts joined by newlines; or a list of text parts where the template goes through them itself.
-  A tool's answer is one text in any case.
+- A message's content is one text, its parts joined by newlines; or a list of text parts where the template goes through them
+  itself. A tool's answer is one text in any case.
 - Arguments of tool calls are parsed, since templates print them as JSON again. Reasoning is given under both of its names.
-- Tools are given with all fields of their schema, in its order, absent ones as null.
+- Tools are given with name, description and parameters, in this order, absent ones as null; of the rest only what vLLM knows.
+- The request's own fields go before `chat_template_kwargs` of the same name. A reasoning effort also switches thinking on or off.
 
-What else decides tokens is either told to the template (`chat_template_kwargs`, `documents`, `reasoning_effort`, ...) or beyond this
-module: images and other media, a template of the client's own, several prompts at once, embeddings, prompts that are cut off.
-Those requests are matched by what was sent. Whether all this is right for an engine is not assumed but audited (`index.audit`).
+What else decides tokens is either told to the template (`chat_template_kwargs`, `documents`, `reasoning_effort`) or beyond
+this module: images and other media, a template of the client's own, several prompts at once, embeddings, prompts that are cut
+off. Those requests are matched by what was sent. Whether all this is right for an engine is audited (`index.audit`).
 """
 
 import json
@@ -23,6 +25,9 @@ from forebay_router.tokens.template import TemplateRefusedError
 _BEYOND: Final = ("chat_template", "mm_processor_kwargs", "prompt_embeds", "truncate_prompt_tokens", "media_io_kwargs")
 _TEXT_PARTS: Final = frozenset({"text", "input_text", "output_text", "refusal", "thinking"})
 _FUNCTION_FIELDS: Final = ("name", "description", "parameters")
+_FURTHER_FIELDS: Final = ("strict", "defer_loading")
+_DROPPED_LINE: Final = "x-anthropic-billing-header"
+"""Engines take a system prompt's first line out when it begins so."""
 
 
 class NotTokenisableError(ValueError):
@@ -59,30 +64,41 @@ def _chat(fields: Mapping[str, Any], tokens: ModelTokens) -> Prompt:
         raise NotTokenisableError("the model has no chat template")
     if "system" in fields or not isinstance(fields["messages"], list):
         raise NotTokenisableError("it is no chat of OpenAI's format")
-    given = {
-        "add_generation_prompt": fields.get("add_generation_prompt", True),
-        "tools": _tools(tools) if tools else None,
-        "documents": fields.get("documents"),
-    }
-    if fields.get("reasoning_effort") is not None:
-        given["reasoning_effort"] = fields["reasoning_effort"]
-    extra = fields.get("chat_template_kwargs")
-    if isinstance(extra, Mapping):
-        given |= {str(name): value for name, value in extra.items()}
     if fields.get("continue_final_message"):
         raise NotTokenisableError("it goes on with its last message")
     try:
         messages = [_message(one, parts=template.wants_parts) for one in fields["messages"]]
-        text = template.render(messages, **given)
+        if not template.knows_developer and any(one["role"] == "developer" for one in messages):
+            raise NotTokenisableError("its template has no role developer")
+        text = template.render(messages, tools=_tools(tools) if tools else None, **_given(fields))
     except (KeyError, TypeError, AttributeError, TemplateRefusedError) as error:
         raise NotTokenisableError(f"its template does not take it: {error!r}") from error
     return Prompt(text, framed=bool(fields.get("add_special_tokens", False)))
+
+
+def _given(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """What else the template is told."""
+    extra = fields.get("chat_template_kwargs")
+    given = {str(name): value for name, value in extra.items()} if isinstance(extra, Mapping) else {}
+    given["add_generation_prompt"] = fields.get("add_generation_prompt", True)
+    given["continue_final_message"] = False
+    for name in ("documents", "reasoning_effort"):
+        value = fields.get(name)
+        if value is not None and value != "auto":
+            given[name] = value
+    if fields.get("reasoning_effort") is not None:
+        given.setdefault("enable_thinking", fields["reasoning_effort"] != "none")
+    given.pop("tools", None)
+    given.pop("messages", None)
+    return given
 
 
 def _message(said: Mapping[str, Any], *, parts: bool) -> dict[str, Any]:
     """A message as templates get it."""
     role = said["role"]
     texts = _texts(said.get("content"))
+    if role == "system" and any(text.startswith(_DROPPED_LINE) for text in texts):
+        raise NotTokenisableError("the engine changes its system prompt")
     message: dict[str, Any] = {"role": role}
     if parts and role != "tool":
         message["content"] = [{"type": "text", "text": text} for text in texts]
@@ -97,8 +113,9 @@ def _message(said: Mapping[str, Any], *, parts: bool) -> dict[str, Any]:
         message["tool_call_id"] = said["tool_call_id"]
     elif role == "developer":
         message["tools"] = said.get("tools")
-    if isinstance(said.get("name"), str):
-        message["name"] = said["name"]
+    for name in ("name", "task"):
+        if isinstance(said.get(name), str):
+            message[name] = said[name]
     return message
 
 
@@ -123,16 +140,15 @@ def _texts(content: Any) -> list[str]:
 
 
 def _call(said: Mapping[str, Any]) -> dict[str, Any]:
-    """A tool call with its arguments parsed; ones that are no JSON count as none."""
+    """A tool call with its arguments parsed; ones that are no JSON object count as none."""
     function = dict(said["function"])
     arguments = function.get("arguments")
     if isinstance(arguments, str):
         try:
-            function["arguments"] = json.loads(arguments)
+            arguments = json.loads(arguments)
         except json.JSONDecodeError:
-            function["arguments"] = {}
-    elif not isinstance(arguments, dict | list):
-        function["arguments"] = {}
+            arguments = None
+    function["arguments"] = arguments if isinstance(arguments, dict) else {}
     return {**said, "function": function}
 
 
@@ -140,7 +156,7 @@ def _tools(tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     made = []
     for tool in tools:
         function = tool["function"]
-        ordered = {name: function.get(name) for name in _FUNCTION_FIELDS}
-        rest = {name: value for name, value in function.items() if name not in ordered}
-        made.append({"type": tool.get("type", "function"), "function": {**ordered, **rest}})
+        told = {name: function.get(name) for name in _FUNCTION_FIELDS}
+        told |= {name: function[name] for name in _FURTHER_FIELDS if function.get(name) is not None}
+        made.append({"type": tool.get("type", "function"), "function": told})
     return made

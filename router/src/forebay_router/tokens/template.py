@@ -64,7 +64,7 @@ _JINJA: Final = _environment()
 
 
 def iterates_content(root: jinja2.nodes.Template) -> bool:
-    """Whether a template goes through the parts of a message's content: `for part in message.content`.
+    """Whether a template goes through the parts of a message's content: `for part in message.content`, in a macro or not.
 
     Engines decide by the same reading of the program whether a template gets contents as lists of parts or as one text.
     """
@@ -79,7 +79,31 @@ def iterates_content(root: jinja2.nodes.Template) -> bool:
                 assigned = True
     loops = [one for one in root.find_all(jinja2.nodes.For) if isinstance(one.target, jinja2.nodes.Name)]
     message = {one.target.name for one in loops if _reads(one.iter, messages)}  # type: ignore[attr-defined]  # Name, see above
-    return any(_reads(one.iter, message, key="content") for one in loops)
+    if any(_reads(one.iter, message, key="content") for one in loops):
+        return True
+    macros = list(root.find_all(jinja2.nodes.Macro))
+    within = {id(loop) for macro in macros for loop in macro.find_all(jinja2.nodes.For)}
+    return any(_is_name(one.iter, {"content"}) and id(one) not in within for one in loops) or any(
+        _is_name(loop.iter, _given_content(root, macro, message))
+        for macro in macros
+        for loop in macro.find_all(jinja2.nodes.For)
+    )
+
+
+def _is_name(node: jinja2.nodes.Node, names: set[str]) -> bool:
+    return isinstance(node, jinja2.nodes.Name) and node.name in names
+
+
+def _given_content(root: jinja2.nodes.Template, macro: jinja2.nodes.Macro, message: set[str]) -> set[str]:
+    """Parameters of a macro that are given a message's content somewhere."""
+    names = [argument.name for argument in macro.args]
+    found = set()
+    for call in root.find_all(jinja2.nodes.Call):
+        if isinstance(call.node, jinja2.nodes.Name) and call.node.name == macro.name:
+            by_position = zip(names, call.args, strict=False)
+            by_name = [(one.key, one.value) for one in call.kwargs if one.key in names]
+            found |= {name for name, value in (*by_position, *by_name) if _reads(value, message, key="content")}
+    return found
 
 
 def _reads(node: jinja2.nodes.Node | None, names: set[str], key: str | None = None) -> bool:
@@ -88,8 +112,10 @@ def _reads(node: jinja2.nodes.Node | None, names: set[str], key: str | None = No
         return _reads(node.node, names, key)
     if isinstance(node, jinja2.nodes.Getitem) and isinstance(node.arg, jinja2.nodes.Slice):
         return _reads(node.node, names, key)
+    if node is None:
+        return False
     if key is None:
-        return isinstance(node, jinja2.nodes.Name) and node.name in names
+        return _is_name(node, names)
     if isinstance(node, jinja2.nodes.Getattr):
         return node.attr == key and _reads(node.node, names)
     if isinstance(node, jinja2.nodes.Getitem) and isinstance(node.arg, jinja2.nodes.Const):
@@ -109,6 +135,7 @@ class ChatTemplate:
         self._names = dict(names)
         self.wants_parts = iterates_content(_JINJA.parse(source))
         """It goes through the parts of a message's content by itself; else it is given one text."""
+        self.knows_developer = '"developer"' in source or "'developer'" in source
 
     def render(self, messages: Sequence[Mapping[str, Any]], **given: Any) -> str:
         """The text; raises TemplateRefusedError where the template does not take what it is given."""

@@ -1,8 +1,8 @@
 """All models' tokenizers, off the loop.
 
-A prompt is tokenised before its worker is chosen, for models whose tokenizer files were given and only while some worker publishes
-KV events: without them token ids match nothing. One thread does it, since the tokenizer lets the loop run meanwhile; short stretches of
-Python (a template, the pieces of a text) do not, hence a shorter switch interval.
+A prompt is tokenised before its worker is chosen, for models whose tokenizer files were given and only while some worker
+publishes KV events: without them token ids match nothing. One thread does it, since the tokenizer lets the loop run meanwhile;
+short stretches of Python (a template, the pieces of a text) do not, hence a shorter switch interval.
 
 A request waits for its tokens at most `WAIT_S`, and not at all behind `QUEUE_MAX` others: then it is matched by what was sent, as
 without a tokenizer, and its pieces are remembered for the next turn. What was tokenised, given up or refused by a template is
@@ -10,18 +10,24 @@ counted.
 """
 
 import asyncio
+import logging
 import sys
 from array import array
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
+from forebay_router.endpoints import Dialect
+from forebay_router.parsing import ParsedRequest
 from forebay_router.tokens.encoder import Memory
 from forebay_router.tokens.folder import ModelTokens, load
 from forebay_router.tokens.prompts import NotTokenisableError, prompt_of
 
+log = logging.getLogger(__name__)
+
+_DIALECTS: Final = frozenset({Dialect.CHAT, Dialect.COMPLETION})
 WAIT_S: Final = 0.1
 QUEUE_MAX: Final = 64
 SWITCH_INTERVAL_S: Final = 0.0005
@@ -60,14 +66,27 @@ class Tokenizers:
             sys.setswitchinterval(SWITCH_INTERVAL_S)
         return cls(models)
 
-    async def token_ids(self, models: tuple[str, ...], fields: Mapping[str, Any]) -> "array[int] | None":
-        """The tokens of a request's prompt as the engine will make them; None where that is not known in time.
+    def wants(self, parsed: ParsedRequest, models: Sequence[str]) -> bool:
+        """A request's prompt can be tokenised here. `models` are the names of its service, of which one has the tokenizer."""
+        content = parsed.content
+        return (
+            content is not None
+            and content.token_ids is None
+            and parsed.endpoint.dialect in _DIALECTS
+            and any(name in self.models for name in models)
+        )
 
-        `models` are the names of the request's service: its tokenizer is the one of any of them.
-        """
-        tokens = next((self.models[name] for name in models if name in self.models), None)
-        if tokens is None:
-            return None
+    async def tell(self, parsed: ParsedRequest, models: Sequence[str]) -> None:
+        """Add the tokens of a request's prompt, as the engine will make them, if they are known in time."""
+        fields, content = parsed.fields, parsed.content
+        assert fields is not None
+        assert content is not None
+        tokens = next(self.models[name] for name in models if name in self.models)
+        ids = await self._token_ids(tokens, fields)
+        if ids is not None:
+            parsed.content = replace(content, token_ids=ids)
+
+    async def _token_ids(self, tokens: ModelTokens, fields: Mapping[str, Any]) -> "array[int] | None":
         if self._queued >= QUEUE_MAX:
             self.counts.late += 1
             return None
@@ -92,12 +111,15 @@ class Tokenizers:
 
     @staticmethod
     def _make(tokens: ModelTokens, fields: Mapping[str, Any]) -> "array[int] | None":
-        """In the thread."""
+        """In the thread. Whatever goes wrong here costs a prediction, never a request."""
         try:
             prompt = prompt_of(fields, tokens)
+            return tokens.encoder.encode(prompt.text, framed=prompt.framed)
         except NotTokenisableError:
             return None
-        return tokens.encoder.encode(prompt.text, framed=prompt.framed)
+        except Exception:  # the boundary of the thread
+            log.exception("a prompt could not be tokenised")
+            return None
 
     def close(self) -> None:
         """End the thread; what waits for it is given up."""
