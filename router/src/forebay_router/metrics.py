@@ -145,12 +145,21 @@ KV_TROUBLES = Family(
     "KV event streams: malformed messages, gaps that were replayed, restarts of engines, holes that were not filled, "
     "blocks whose parent was unknown.",
 )  # fmt: skip
+INDEX_WORKERS = Family(
+    _PREFIX + "cache_index_workers", Kind.GAUGE, (*_SERVICE, "state"),
+    "Workers by how their caches are known: precise (KV events are followed), lost (they are published and cannot be "
+    "followed), distrusted (they were wrong more often than what was sent), none (none are published, or not ready).",
+)  # fmt: skip
+TOKENISED = Family(
+    _PREFIX + "prompts_tokenised_total", Kind.COUNTER, ("result",),
+    "Prompts of models whose tokenizer is given: exact, late (given up waiting), other (only the engine can tokenise them).",
+)  # fmt: skip
 
 FAMILIES = (
     REQUESTS, ARRIVED, RESPONSES, FAILURES, RETRIES, TTFT, TPOT, DURATION, PROMPT_TOKENS, CACHED_TOKENS, OUTPUT_TOKENS,
     IN_FLIGHT, PENDING, POOL_IN_FLIGHT, POOL_FINISHED, WORKERS, SYNCED, CONNECTIONS, LEASES, DISCOVERY_ERRORS,
     PREDICTED_TOKENS, DELIVERED_TOKENS, MISSED_TOKENS, INDEX_BLOCKS, INDEX_RESETS, INDEX_FALLBACKS, KV_SUBSCRIPTIONS, KV_MESSAGES,
-    KV_TROUBLES,
+    KV_TROUBLES, INDEX_WORKERS, TOKENISED,
 )  # fmt: skip
 
 
