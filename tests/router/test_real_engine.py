@@ -286,7 +286,7 @@ def metric(engine: EngineProcess, name: str, **labels: str) -> float:
 
 
 async def test_prefill_and_decode_over_nixl():
-    """The text is one engine's own; the prompt's KV is fetched, not computed again; the prefill worker's cache is predicted exactly."""
+    """The text is one engine's own, the prompt's KV is fetched and the prefill worker's cache predicted exactly."""
     async with engines(transfer("kv_producer"), transfer("kv_consumer"), ()) as [prefill, decode, alone]:
         pools = ("--prefill-workers", prefill.url, "--decode-workers", decode.url)
         async with routed(*pools, workers=2) as router:
@@ -334,57 +334,57 @@ async def test_prefill_worker_that_dies_in_the_middle_of_a_hand_over(known):
     async with (
         engines(transfer("kv_producer"), transfer("kv_consumer")) as [prefill, decode],
         Gate(decode).open() as gate,
+        routed("--prefill-workers", prefill.url, "--decode-workers", gate.url, workers=2) as router,
     ):
-        async with routed("--prefill-workers", prefill.url, "--decode-workers", gate.url, workers=2) as router:
-            body = {"model": NAME, "max_tokens": 8, "temperature": 0, "stream": True}
-            if known:
-                chat = [{"role": "user", "content": words(120, "first")}]
-                assert (await ask(router, {**body, "messages": chat})).error() is None
+        body = {"model": NAME, "max_tokens": 8, "temperature": 0, "stream": True}
+        if known:
+            chat = [{"role": "user", "content": words(120, "first")}]
+            assert (await ask(router, {**body, "messages": chat})).error() is None
 
-            def kill() -> None:
-                if prefill.process.poll() is None:
-                    os.killpg(prefill.process.pid, signal.SIGKILL)
-                    prefill.process.wait(10)
+        def kill() -> None:
+            if prefill.process.poll() is None:
+                os.killpg(prefill.process.pid, signal.SIGKILL)
+                prefill.process.wait(10)
 
-            gate.on_hand_over = kill
-            before = gate.handed_over
-            chat = [{"role": "user", "content": words(150, "second")}]
-            reply = await ask(router, {**body, "messages": chat})
-            assert gate.handed_over > before
-            assert prefill.process.poll() == -signal.SIGKILL
-            assert (reply.status, reply.error()) == (200, None)
-            assert reply.events()[-1] == "[DONE]"
-            reference = await asyncio.to_thread(
-                decode.chat, words(150, "second"), model=NAME, max_tokens=8, temperature=0
-            )
-            assert reply.text() == reference.json()["choices"][0]["message"]["content"]
-            gate.on_hand_over = None
-            again = await ask(router, {**body, "messages": chat})
-            assert (again.status, again.error()) == (200, None), "decode goes on by itself"
-            await router.no_lease_is_left()
-            await asyncio.to_thread(decode.eventually, "vllm:num_requests_running", 0.0)
-            await asyncio.to_thread(decode.post, COMPLETION, {"model": NAME, "prompt": "x", "max_tokens": 1})
-            await asyncio.to_thread(decode.eventually, "vllm:kv_cache_usage_perc", 0.0, 40.0)
+        gate.on_hand_over = kill
+        before = gate.handed_over
+        chat = [{"role": "user", "content": words(150, "second")}]
+        reply = await ask(router, {**body, "messages": chat})
+        assert gate.handed_over > before
+        assert prefill.process.poll() == -signal.SIGKILL
+        assert (reply.status, reply.error()) == (200, None)
+        assert reply.events()[-1] == "[DONE]"
+        reference = await asyncio.to_thread(decode.chat, words(150, "second"), model=NAME, max_tokens=8, temperature=0)
+        assert reply.text() == reference.json()["choices"][0]["message"]["content"]
+        gate.on_hand_over = None
+        again = await ask(router, {**body, "messages": chat})
+        assert (again.status, again.error()) == (200, None), "decode goes on by itself"
+        await router.no_lease_is_left()
+        await asyncio.to_thread(decode.eventually, "vllm:num_requests_running", 0.0)
+        await asyncio.to_thread(decode.post, COMPLETION, {"model": NAME, "prompt": "x", "max_tokens": 1})
+        await asyncio.to_thread(decode.eventually, "vllm:kv_cache_usage_perc", 0.0, 40.0)
 
 
 async def test_prefill_worker_that_dies_while_it_computes():
     """SIGKILL under several prompts: each is computed by the decode worker instead."""
-    async with engines((*transfer("kv_producer"), "--max-num-batched-tokens", "64"), transfer("kv_consumer")) as [
-        prefill,
-        decode,
-    ]:
-        async with routed("--prefill-workers", prefill.url, "--decode-workers", decode.url, workers=2) as router:
-            body = {"model": NAME, "max_tokens": 4, "temperature": 0, "stream": True}
-            asking = [
-                asyncio.create_task(
-                    ask(router, {**body, "messages": [{"role": "user", "content": words(900, f"long {at}")}]})
-                )
-                for at in range(4)
-            ]
-            await until(lambda: len(router.table.leases) >= 4, "the requests are placed")
-            os.killpg(prefill.process.pid, signal.SIGKILL)
-            replies = await asyncio.gather(*asking)
-            assert [(one.status, one.error()) for one in replies] == [(200, None)] * 4
-            assert all(one.events()[-1] == "[DONE]" for one in replies)
-            await router.no_lease_is_left()
-            await asyncio.to_thread(decode.eventually, "vllm:num_requests_running", 0.0)
+    async with (
+        engines((*transfer("kv_producer"), "--max-num-batched-tokens", "64"), transfer("kv_consumer")) as [
+            prefill,
+            decode,
+        ],
+        routed("--prefill-workers", prefill.url, "--decode-workers", decode.url, workers=2) as router,
+    ):
+        body = {"model": NAME, "max_tokens": 4, "temperature": 0, "stream": True}
+        asking = [
+            asyncio.create_task(
+                ask(router, {**body, "messages": [{"role": "user", "content": words(900, f"long {at}")}]})
+            )
+            for at in range(4)
+        ]
+        await until(lambda: len(router.table.leases) >= 4, "the requests are placed")
+        os.killpg(prefill.process.pid, signal.SIGKILL)
+        replies = await asyncio.gather(*asking)
+        assert [(one.status, one.error()) for one in replies] == [(200, None)] * 4
+        assert all(one.events()[-1] == "[DONE]" for one in replies)
+        await router.no_lease_is_left()
+        await asyncio.to_thread(decode.eventually, "vllm:num_requests_running", 0.0)

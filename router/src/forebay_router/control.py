@@ -8,6 +8,7 @@ which `metrics` keeps short (about 1 us a line).
 import contextlib
 import time
 from collections.abc import Generator, Iterator
+from datetime import UTC, datetime
 from math import isfinite
 from typing import Any
 
@@ -18,8 +19,12 @@ from fastapi.responses import JSONResponse, PlainTextResponse
 from forebay_router import metrics
 from forebay_router.discovery.source import Discovery
 from forebay_router.kv_events import KvEvents
+from forebay_router.mesh.peers import Counts
+from forebay_router.mesh.sockets import Mesh
 from forebay_router.router import Router
 from forebay_router.table import Service, Worker, WorkerState
+
+NO_COUNTS = Counts()
 
 
 def _prefix_gauges(router: Router, service: Service, labels: metrics.Labels) -> Iterator[metrics.Sample]:
@@ -53,6 +58,33 @@ def _index_gauges(router: Router, kv_events: KvEvents) -> Iterator[metrics.Sampl
             yield metrics.TOKENISED, (("result", result),), getattr(tokenised, result)
 
 
+def _mesh_gauges(mesh: Mesh | None) -> Iterator[metrics.Sample]:
+    """All zero for a router that is alone."""
+    peers, counts = (mesh.peers, mesh.peers.counts) if mesh is not None else (None, NO_COUNTS)
+    yield metrics.MESH_PEERS, (), len(peers.known) if peers else 0
+    yield metrics.MESH_MESSAGES, (("direction", "sent"),), mesh.sent_messages if mesh else 0
+    yield metrics.MESH_MESSAGES, (("direction", "received"),), counts.received
+    yield metrics.MESH_TROUBLES, (("kind", "dropped"),), mesh.outbox.dropped if mesh else 0
+    for kind in ("gaps", "malformed", "refused"):
+        yield metrics.MESH_TROUBLES, (("kind", kind),), getattr(counts, kind)
+    yield metrics.MESH_LEASES, (), peers.claims.count if peers else 0
+    yield metrics.MESH_EXPIRED, (), counts.expired_leases
+    yield metrics.MESH_SILENCE, (), peers.oldest_s(time.monotonic()) if peers else 0
+
+
+def _peers_state(mesh: Mesh | None, now_s: float) -> list[dict[str, Any]]:
+    return [
+        {
+            "name": peer.name,
+            "began": datetime.fromtimestamp(peer.incarnation / 1e9, UTC).isoformat(timespec="seconds"),
+            "leases": len(peer.claims),
+            "silent_s": round(now_s - peer.heard_s, 3),
+            "complete": peer.synced,
+        }
+        for peer in (mesh.peers.known.values() if mesh is not None else ())
+    ]
+
+
 def _gauges(router: Router, discovery: Discovery, kv_events: KvEvents) -> Iterator[metrics.Sample]:
     table = router.table
     for service in table.services.values():
@@ -68,6 +100,7 @@ def _gauges(router: Router, discovery: Discovery, kv_events: KvEvents) -> Iterat
         yield from _prefix_gauges(router, service, of_service)
         yield from _cache_gauges(router, kv_events, service, of_service)
     yield from _index_gauges(router, kv_events)
+    yield from _mesh_gauges(router.mesh)
     yield metrics.SYNCED, (), int(discovery.synced)
     yield metrics.CONNECTIONS, (), len(router.connections.live) if router.connections else 0
     yield metrics.LEASES, (), len(table.leases)
@@ -161,6 +194,8 @@ def state_of(router: Router, discovery: Discovery) -> dict[str, Any]:
         "draining": router.connections is not None and router.connections.draining,
         "discovery": {"synced": discovery.synced, "errors": discovery.failures},
         "leases": len(table.leases),
+        "replica": router.mesh.name if router.mesh else None,
+        "peers": _peers_state(router.mesh, now_s),
         "services": [_service_state(router, service, now_s) for service in table.services.values()],
         "shadowed": [
             {

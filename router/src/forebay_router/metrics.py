@@ -154,12 +154,33 @@ TOKENISED = Family(
     _PREFIX + "prompts_tokenised_total", Kind.COUNTER, ("result",),
     "Prompts of models whose tokenizer is given: exact, late (given up waiting), other (only the engine can tokenise them).",
 )  # fmt: skip
+MESH_PEERS = Family(_PREFIX + "mesh_peers", Kind.GAUGE, (), "Other replicas and processes that are heard.")
+MESH_MESSAGES = Family(
+    _PREFIX + "mesh_messages_total", Kind.COUNTER, ("direction",), "Messages to and from other replicas and processes."
+)
+MESH_TROUBLES = Family(
+    _PREFIX + "mesh_troubles_total", Kind.COUNTER, ("kind",),
+    "What went wrong between replicas: events dropped before they were told, numbers missing in what was heard, malformed "
+    "messages, peers too many.",
+)  # fmt: skip
+MESH_LEASES = Family(
+    _PREFIX + "mesh_leases", Kind.GAUGE, (), "Claims of other replicas on workers, counted in choices."
+)
+MESH_EXPIRED = Family(
+    _PREFIX + "mesh_expired_leases_total",
+    Kind.COUNTER,
+    (),
+    "Claims that ended because their replica was silent for too long.",
+)
+MESH_SILENCE = Family(
+    _PREFIX + "mesh_silence_seconds", Kind.GAUGE, (), "Time since the peer that has been silent longest was heard."
+)
 
 FAMILIES = (
     REQUESTS, ARRIVED, RESPONSES, FAILURES, RETRIES, TTFT, TPOT, DURATION, PROMPT_TOKENS, CACHED_TOKENS, OUTPUT_TOKENS,
     IN_FLIGHT, PENDING, POOL_IN_FLIGHT, POOL_FINISHED, WORKERS, SYNCED, CONNECTIONS, LEASES, DISCOVERY_ERRORS,
     PREDICTED_TOKENS, DELIVERED_TOKENS, MISSED_TOKENS, INDEX_BLOCKS, INDEX_RESETS, INDEX_FALLBACKS, KV_SUBSCRIPTIONS, KV_MESSAGES,
-    KV_TROUBLES, INDEX_WORKERS, TOKENISED,
+    KV_TROUBLES, INDEX_WORKERS, TOKENISED, MESH_PEERS, MESH_MESSAGES, MESH_TROUBLES, MESH_LEASES, MESH_EXPIRED, MESH_SILENCE,
 )  # fmt: skip
 
 

@@ -33,6 +33,7 @@ from forebay_router.discovery.static import Address, ServiceDefaults, StaticDisc
 from forebay_router.index.approximate import ApproximateIndex
 from forebay_router.index.prefix_index import PrefixIndex
 from forebay_router.kv_events import KvEvents
+from forebay_router.mesh.sockets import build_mesh
 from forebay_router.metrics import ServiceStats
 from forebay_router.options import HostPort
 from forebay_router.placing import Placing
@@ -57,10 +58,11 @@ GC_ALLOCATIONS = 20_000
 def build_router(settings: Settings) -> Router:
     """The data plane, not listening yet."""
     table = WorkerTable(worker_limit=settings.worker_limit)
+    index = PrefixIndex(ApproximateIndex(settings.index_blocks))
     tools = Tools(
         placing=Placing(
             table=table,
-            index=PrefixIndex(ApproximateIndex(settings.index_blocks)),
+            index=index,
             rng=random.Random(),  # noqa: S311 - ties between workers
             hold_limit=settings.hold_limit,
             hold_s=settings.hold_timeout_s,
@@ -69,7 +71,7 @@ def build_router(settings: Settings) -> Router:
         access_log=AccessLog(settings.access_log),
         attempts_max=settings.attempts,
         unknown_stats=ServiceStats(),
-        tokenizers=_load_tokenizers(settings),
+        tokenizers=_load_tokenizers(settings, index),
         explain=settings.explain,
     )
     router = Router(
@@ -83,14 +85,14 @@ def build_router(settings: Settings) -> Router:
     return router
 
 
-def _load_tokenizers(settings: Settings) -> "Tokenizers | None":
+def _load_tokenizers(settings: Settings, index: PrefixIndex) -> "Tokenizers | None":
     """The tokenizers that the settings name; ends the program with a sentence where one cannot be read."""
     if not settings.tokenizers:
         return None
     from forebay_router.tokens.tokenizers import Tokenizers  # noqa: PLC0415 - loaded where it is used only: 0.1 s, 20 MB
 
     try:
-        return Tokenizers.load(dict(settings.tokenizers))
+        return Tokenizers.load(dict(settings.tokenizers), index.precise)
     except ValueError as error:
         raise SystemExit(f"forebay-router: --tokenizer: {error}") from error
 
@@ -155,6 +157,7 @@ class Process:
         self.router = build_router(self.settings)
         self.discovery = build_discovery(self.settings, self.router.table, self.router.tools.upstreams)
         tools = self.router.tools
+        self.router.mesh = build_mesh(self.settings.replica, self.router.table, tools.placing.index)
         self.kv_events = KvEvents(self.router.table, tools.placing.index.precise, tools.upstreams)
 
     def on_signal(self) -> None:
@@ -178,6 +181,8 @@ class Process:
                 tasks.create_task(self.router.sweep(), name="sweep"),
                 tasks.create_task(self.kv_events.run(), name="kv events"),
             ]
+            if self.router.mesh is not None:
+                background.append(tasks.create_task(self.router.mesh.run(), name="mesh"))
             serving = tasks.create_task(control.serve(sockets=[control_socket]), name="control")
             await self.stop.wait()
             await self._drain(server, connections)
@@ -203,7 +208,7 @@ class Process:
         await asyncio.wait(waits, timeout=self.settings.drain_limit_s, return_when=asyncio.FIRST_COMPLETED)
         for task in waits:
             task.cancel()
-        left = await connections.cancel()
+        left = connections.give_up()
         log.info("drained", extra={"cut_off": left})
 
     async def _wait(self, seconds: float) -> None:

@@ -6,6 +6,8 @@ import threading
 import pytest
 
 from forebay_router.endpoints import ENDPOINTS
+from forebay_router.index.events import Batch
+from forebay_router.index.precise import PreciseIndex
 from forebay_router.parsing import ParsedRequest, parse_request
 from forebay_router.tokens import tokenizers as module
 from forebay_router.tokens.tokenizers import QUEUE_MAX, Tokenizers
@@ -17,7 +19,9 @@ CHAT = b'{"model": "m", "messages": [{"role": "user", "content": "the router sen
 
 @pytest.fixture
 def tokenizers(tmp_path):
-    made = Tokenizers.load({"m": write_folder(tmp_path)})
+    index = PreciseIndex()
+    index.apply("w", Batch((), 0))
+    made = Tokenizers.load({"m": write_folder(tmp_path)}, index)
     yield made
     made.close()
 
@@ -49,6 +53,11 @@ async def test_a_chats_tokens_are_told(tokenizers):
 )
 def test_other_requests_are_not_wanted(tokenizers, body, path, models):
     assert not tokenizers.wants(request(body, path), models)
+
+
+def test_nothing_is_tokenised_while_no_worker_publishes(tokenizers):
+    tokenizers.index.drop_worker("w")
+    assert not tokenizers.wants(request(), ("m",))
 
 
 async def test_what_only_the_engine_can_tokenise_is_counted(tokenizers):

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from forebay_router.endpoints import Dialect
+from forebay_router.index.precise import PreciseIndex
 from forebay_router.parsing import ParsedRequest
 from forebay_router.tokens.encoder import Memory
 from forebay_router.tokens.folder import ModelTokens, load
@@ -52,19 +53,21 @@ class Tokenizers:
     """Tokenizers by model name."""
 
     models: Mapping[str, ModelTokens]
+    index: PreciseIndex
+    """Nothing is tokenised while it knows of no worker."""
     counts: Counts = field(default_factory=Counts)
     wait_s: float = WAIT_S
     _queued: int = 0
     _thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "tokenizer"))
 
     @classmethod
-    def load(cls, folders: Mapping[str, Path]) -> "Tokenizers":
+    def load(cls, folders: Mapping[str, Path], index: PreciseIndex) -> "Tokenizers":
         """Read the files of each model; raises ValueError, which names the file and the fix."""
         memory = Memory(MEMORY_MAX_BYTES)
         models = {name: load(folder, memory) for name, folder in folders.items()}
         if models:
             sys.setswitchinterval(SWITCH_INTERVAL_S)
-        return cls(models)
+        return cls(models, index)
 
     def wants(self, parsed: ParsedRequest, models: Sequence[str]) -> bool:
         """A request's prompt can be tokenised here. `models` are the names of its service, of which one has the tokenizer."""
@@ -72,6 +75,7 @@ class Tokenizers:
         return (
             content is not None
             and content.token_ids is None
+            and bool(self.index.ranks)
             and parsed.endpoint.dialect in _DIALECTS
             and any(name in self.models for name in models)
         )
