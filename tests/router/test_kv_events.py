@@ -1,8 +1,10 @@
 """KV events over real sockets: subscribing, replaying, engines that restart and come back."""
 
 import asyncio
+import json
 import re
 from contextlib import asynccontextmanager, suppress
+from random import Random
 
 import msgspec
 import pytest
@@ -12,8 +14,11 @@ import zmq.asyncio
 from forebay_router.control import metrics_text
 from forebay_router.index.content import content_of
 from forebay_router.kv_events import Source, read_sources
+from forebay_router.tokens.encoder import Memory
+from forebay_router.tokens.folder import load
 from tests.router.harness import Running, ask, running, until
 from tests.router.scripted import MODEL, completion, workers
+from tests.router.tokens.vocabulary import text_of, write_folder
 
 END = b"\xff" * 8
 IDS = list(range(3000, 3160))
@@ -202,6 +207,61 @@ async def test_requests_with_token_ids_are_sent_where_events_say():
                     await ask(router, {"model": MODEL, "prompt": [*IDS, 1, 2, 3], "max_tokens": 1}, "/v1/completions")
                 paths = [[asked.path for asked in one.asked] for one in scripted]
                 assert [told.count("/v1/completions") for told in paths] == [0, 4, 0]
+    finally:
+        await publisher.close()
+        publisher.destroy()
+
+
+async def test_texts_are_sent_where_events_say_if_the_tokenizer_is_given(tmp_path):
+    """Chats and completions, of which this router has sent nothing yet; events tell token ids only."""
+    folder = write_folder(tmp_path)
+    encoder = load(folder, Memory(1 << 20)).encoder
+    text = text_of(100, Random(9))
+    chat = encoder.encode(f"<|im_start|>user\n{text} and more", framed=False)[:64]
+    plain = encoder.encode(text, framed=True)[:64]
+    publisher = Publisher()
+    await publisher.open()
+    for first, ids in ((1, chat), (101, plain)):
+        names = list(range(first, first + 4))
+        event = {"type": "BlockStored", "block_hashes": names, "parent_block_hash": None, "block_size": 16}
+        publisher.keep({**event, "token_ids": ids.tolist()})
+    sources = {"0": {"endpoint": f"tcp://*:{publisher.port}", "replay_endpoint": f"tcp://*:{publisher.port + 1}"}}
+
+    async def tells(asked, wire):
+        await wire.json(sources if asked.path == "/kv_event_sources" else completion("fine"))
+
+    try:
+        async with workers(answer, tells, answer) as scripted:
+            flags = (
+                "--workers",
+                *(one.url for one in scripted),
+                "--kv-events-port",
+                "1",
+                "--tokenizer",
+                f"{MODEL}={folder}",
+            )
+            async with running(*flags) as router:
+                precise = router.process.router.tools.placing.index.precise
+                await until(lambda: 64 in precise.match([*chat, 1]).values(), "the cache is known")
+                router.process.router.tools.tokenizers.wait_s = 5.0
+                messages = [{"role": "user", "content": f"{text} and more, then something else"}]
+                for _ in range(3):
+                    await ask(router, {"model": MODEL, "messages": messages, "max_tokens": 1})
+                    await ask(
+                        router, {"model": MODEL, "prompt": f"{text} and an end", "max_tokens": 1}, "/v1/completions"
+                    )
+                told = [sum(asked.path.startswith("/v1/c") for asked in one.asked) for one in scripted]
+                assert told == [0, 6, 0]
+                explained = await ask(
+                    router, {"model": MODEL, "messages": messages}, headers={"x-forebay-explain": "1"}
+                )
+                choice = json.loads(explained.headers["x-forebay-explain"])
+                ids = encoder.encode(
+                    f"<|im_start|>user\n{messages[0]['content']}<|im_end|>\n<|im_start|>assistant\n", framed=False
+                )
+                assert choice["prompt_tokens"] == len(ids)
+                assert choice["predicted"]["uncached_tokens"] == len(ids) - 64
+                assert router.process.router.tools.tokenizers.counts.exact == 7
     finally:
         await publisher.close()
         publisher.destroy()
