@@ -185,7 +185,7 @@ async def test_predicted_tokens_are_the_engines_cached_tokens(count, tmp_path):
         urls = [one.url for one in started]
         async with routed("--workers", *urls, workers=count) as router:
             mix = Mix(count)
-            for number in range(100):
+            for number in range(100 * count):
                 path, body = mix.make(number)
                 reply, predicted, delivered = await told_and_delivered(router, path, body)
                 mix.note(reply, body)
