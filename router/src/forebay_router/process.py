@@ -47,6 +47,7 @@ from forebay_router.upstream import Upstreams
 
 if TYPE_CHECKING:
     from forebay_router.tokens.tokenizers import Tokenizers
+    from forebay_router.tracing import Tracing
 
 log = logging.getLogger(__name__)
 
@@ -73,6 +74,7 @@ def build_router(settings: Settings) -> Router:
         unknown_stats=ServiceStats(),
         tokenizers=_load_tokenizers(settings, index),
         explain=settings.explain,
+        tracing=build_tracing(settings.trace_share),
     )
     router = Router(
         table=table,
@@ -95,6 +97,15 @@ def _load_tokenizers(settings: Settings, index: PrefixIndex) -> "Tokenizers | No
         return Tokenizers.load(dict(settings.tokenizers), index.precise)
     except ValueError as error:
         raise SystemExit(f"forebay-router: --tokenizer: {error}") from error
+
+
+def build_tracing(share: float | None) -> "Tracing | None":
+    """What makes spans; None when nobody asks for them."""
+    if share is None:
+        return None
+    from forebay_router.tracing import Tracing  # noqa: PLC0415 - 0.2 s that most routers spare
+
+    return Tracing(share, random.Random())  # noqa: S311 - a sample
 
 
 def build_discovery(settings: Settings, table: WorkerTable, upstreams: Upstreams) -> Discovery:
@@ -192,9 +203,12 @@ class Process:
             control.force_exit = True
             await serving
         connections.close()
-        self.router.tools.upstreams.close()
-        if self.router.tools.tokenizers is not None:
-            self.router.tools.tokenizers.close()
+        tools = self.router.tools
+        tools.upstreams.close()
+        if tools.tracing is not None:
+            await asyncio.to_thread(tools.tracing.close)
+        if tools.tokenizers is not None:
+            tools.tokenizers.close()
         await asyncio.sleep(0)
 
     async def _drain(self, server: asyncio.Server, connections: ClientConnections) -> None:
