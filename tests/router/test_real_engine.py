@@ -14,6 +14,7 @@ from random import Random
 
 import pytest
 
+from tests.router.gate import Gate
 from tests.router.harness import Reply, Running, ask, running, until
 from tests.simulator.engine.contract.sources import BLOCK_SIZE, EVENTS, NAME, real, words
 from tests.simulator.engine.process import EngineProcess, free_port
@@ -241,44 +242,14 @@ def transfer(role: str) -> tuple[str, str]:
     return "--kv-transfer-config", json.dumps(config)
 
 
-class Gate:
-    """A TCP proxy before the decode engine that does something when a hand-over passes through."""
-
-    def __init__(self, target: EngineProcess) -> None:
-        self.target = target
-        self.on_hand_over: Callable[[], None] | None = None
-        self.url = ""
-        self.handed_over = 0
-        self.broken = 0
-
-    @asynccontextmanager
-    async def open(self) -> AsyncIterator["Gate"]:
-        server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        self.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        async with server:
-            yield self
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        back, forth = await asyncio.open_connection("127.0.0.1", self.target.port)
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._pass(reader, forth, watched=True))
-                tasks.create_task(self._pass(back, writer, watched=False))
-        except* ConnectionError:
-            self.broken += 1
-        finally:
-            forth.close()
-            writer.close()
-
-    async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, watched: bool) -> None:
-        while data := await reader.read(65536):
-            if watched and b'"remote_engine_id"' in data:
-                self.handed_over += 1
-                if self.on_hand_over is not None:
-                    self.on_hand_over()
-            writer.write(data)
-            await writer.drain()
-        writer.write_eof()
+def written(reply: Reply, body: dict) -> str:
+    """The text of an answer of any kind."""
+    if not body.get("stream"):
+        choice = reply.json["choices"][0]
+        return choice["message"]["content"] if "messages" in body else choice["text"]
+    if "messages" in body:
+        return reply.text()
+    return "".join(event["choices"][0]["text"] for event in reply.events() if event != "[DONE]" and event["choices"])
 
 
 def metric(engine: EngineProcess, name: str, **labels: str) -> float:
@@ -301,19 +272,7 @@ async def test_prefill_and_decode_over_nixl():
                 assert predicted == delivered, body
                 prompt_tokens += delivered["prompt"]
                 whole = reference.json()["choices"][0]
-                text = (
-                    reply.text()
-                    if path == CHAT
-                    else "".join(
-                        event["choices"][0]["text"]
-                        for event in reply.events()
-                        if event != "[DONE]" and event["choices"]
-                    )
-                )
-                if not body.get("stream"):
-                    choice = reply.json["choices"][0]
-                    text = choice["message"]["content"] if path == CHAT else choice["text"]
-                assert text == (whole["message"]["content"] if path == CHAT else whole["text"]), body
+                assert written(reply, body) == (whole["message"]["content"] if path == CHAT else whole["text"]), body
             await router.no_lease_is_left()
         fetched = await asyncio.to_thread(
             metric, decode, "vllm:prompt_tokens_by_source_total", source="external_kv_transfer"
@@ -333,7 +292,7 @@ async def test_prefill_worker_that_dies_in_the_middle_of_a_hand_over(known):
     """C092: SIGKILL when the decode worker is about to fetch: the client gets its answer, nothing stays claimed."""
     async with (
         engines(transfer("kv_producer"), transfer("kv_consumer")) as [prefill, decode],
-        Gate(decode).open() as gate,
+        Gate(decode.port).open() as gate,
         routed("--prefill-workers", prefill.url, "--decode-workers", gate.url, workers=2) as router,
     ):
         body = {"model": NAME, "max_tokens": 8, "temperature": 0, "stream": True}
