@@ -243,7 +243,7 @@ async def test_texts_are_sent_where_events_say_if_the_tokenizer_is_given(tmp_pat
             async with running(*flags) as router:
                 precise = router.process.router.tools.placing.index.precise
                 await until(lambda: 64 in precise.match([*chat, 1]).values(), "the cache is known")
-                router.process.router.tools.tokenizers.wait_s = 5.0
+                router.process.router.tools.placing.tokenizers.wait_s = 5.0
                 messages = [{"role": "user", "content": f"{text} and more, then something else"}]
                 for _ in range(3):
                     await ask(router, {"model": MODEL, "messages": messages, "max_tokens": 1})
@@ -261,7 +261,7 @@ async def test_texts_are_sent_where_events_say_if_the_tokenizer_is_given(tmp_pat
                 )
                 assert choice["prompt_tokens"] == len(ids)
                 assert choice["predicted"]["uncached_tokens"] == len(ids) - 64
-                assert router.process.router.tools.tokenizers.counts.exact == 7
+                assert router.process.router.tools.placing.tokenizers.counts.exact == 7
     finally:
         await publisher.close()
         publisher.destroy()

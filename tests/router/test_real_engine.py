@@ -55,7 +55,7 @@ async def routed(*flags: str, workers: int) -> AsyncIterator[Running]:
     tokenizer = ("--tokenizer", f"{NAME}={model_folder()}")
     async with running(*flags, "--kv-events-port", "1", *tokenizer) as router:
         await until(lambda: len(router.process.kv_events.connected) == workers, "every engine is followed", bound_s=30)
-        router.process.router.tools.tokenizers.wait_s = 10.0  # however busy the machine is
+        router.process.router.tools.placing.tokenizers.wait_s = 10.0  # however busy the machine is
         yield router
 
 

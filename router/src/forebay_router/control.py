@@ -56,8 +56,8 @@ def _index_gauges(router: Router, kv_events: KvEvents) -> Iterator[metrics.Sampl
     for kind in ("malformed", "gaps", "restarts", "holes"):
         yield metrics.KV_TROUBLES, (("kind", kind),), getattr(counts, kind)
     yield metrics.KV_TROUBLES, (("kind", "orphans"),), index.precise.orphans
-    if router.tools.tokenizers is not None:
-        tokenised = router.tools.tokenizers.counts
+    if router.tools.placing.tokenizers is not None:
+        tokenised = router.tools.placing.tokenizers.counts
         for result in ("exact", "late", "other"):
             yield metrics.TOKENISED, (("result", result),), getattr(tokenised, result)
 

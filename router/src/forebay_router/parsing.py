@@ -42,6 +42,8 @@ class ParsedRequest:
     """Answers asked for; token counts are their sum."""
     content: Content | None = None
     """The prompt as the prefix index sees it, where workers cache it."""
+    tokens_told: bool = False
+    """Its tokens have been made, or cannot be; they are in `content`."""
 
     def forget(self) -> None:
         """The answer has begun, so there is no second attempt: a long prompt need not be kept for the rest of the stream."""

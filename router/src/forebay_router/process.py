@@ -71,12 +71,12 @@ def build_router(settings: Settings) -> Router:
             rng=random.Random(),  # noqa: S311 - ties between workers
             hold_limit=settings.hold_limit,
             hold_s=settings.hold_timeout_s,
+            tokenizers=_load_tokenizers(settings, index),
         ),
         upstreams=upstreams,
         access_log=AccessLog(settings.access_log),
         attempts_max=settings.attempts,
         unknown_stats=ServiceStats(),
-        tokenizers=_load_tokenizers(settings, index),
         explain=settings.explain,
         protection=protection,
         tracing=build_tracing(settings.trace_share),
@@ -225,8 +225,8 @@ class Process:
         tools.upstreams.close()
         if tools.tracing is not None:
             await asyncio.to_thread(tools.tracing.close)
-        if tools.tokenizers is not None:
-            tools.tokenizers.close()
+        if tools.placing.tokenizers is not None:
+            tools.placing.tokenizers.close()
         await asyncio.sleep(0)
 
     async def _drain(self, server: asyncio.Server, connections: ClientConnections) -> None:

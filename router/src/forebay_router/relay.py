@@ -4,10 +4,10 @@
 
 A state machine in callbacks. A step runs in the callback that brought what it was waiting for (the request, the opening of an
 answer, its end), and most requests need no other. Only what may take its time for another reason runs in a task, one at most:
-waiting for a model to become known, for a prompt's tokens, or for a worker to have room. `step` and `_slowly` are the two ways
-into a step; both turn what it raises into the end of the attempt or of the request, and `_finish` is the one way out: it closes
-the worker's connection where the answer is not complete (which makes the engine stop), gives the leases back, counts the request,
-and tells the client's connection to go on. When the client leaves it is called at once.
+waiting for a model to become known, or for a worker to have room. `step` and `_slowly` are the two ways into a step; both turn
+what it raises into the end of the attempt or of the request, and `_finish` is the one way out: it closes the worker's connection
+where the answer is not complete (which makes the engine stop), gives the leases back, counts the request, and tells the client's
+connection to go on. When the client leaves it is called at once.
 
 Attempts. Until the first event or the whole JSON answer is in, nothing has reached the client, so a failed attempt is made again
 on another worker, never on the same, at most `attempts_max` times. Afterwards a failure ends the answer: an event stream with
@@ -44,8 +44,7 @@ from forebay_router.table import Service
 from forebay_router.upstream import Upstreams
 from forebay_router.usage import read_facts, with_cached_tokens
 
-if TYPE_CHECKING:  # loaded where they are asked for only: 0.2 s and 20 MB each
-    from forebay_router.tokens.tokenizers import Tokenizers
+if TYPE_CHECKING:  # the SDK takes 0.2 s to import, and most routers do without it
     from forebay_router.tracing import RequestTrace, Tracing
 
 log = logging.getLogger(__name__)
@@ -68,8 +67,6 @@ class Tools:
     attempts_max: int
     unknown_stats: ServiceStats
     """Counts of requests that name no known model."""
-    tokenizers: "Tokenizers | None" = None
-    """Turn prompts into tokens, for models whose tokenizer is known."""
     explain: bool = True
     """Answer `x-forebay-explain: 1` with a header that tells the choice."""
     protection: Protection = field(kw_only=True)
@@ -175,11 +172,7 @@ class Exchange:
         self.entered = True
         service.stats.arrived += 1
         service.stats.in_flight += 1
-        tokenizers = self.tools.tokenizers
-        if tokenizers is None or not tokenizers.wants(self.parsed, service.spec.models):
-            self._place()
-        else:
-            self._slowly(partial(tokenizers.tell, self.parsed, service.spec.models), lambda _told: self._place())
+        self._place()
 
     # -- attempts -----------------------------------------------------------------------------------------------------
 

@@ -75,6 +75,7 @@ class Tokenizers:
         return (
             content is not None
             and content.token_ids is None
+            and not parsed.tokens_told
             and bool(self.index.ranks)
             and parsed.endpoint.dialect in _DIALECTS
             and any(name in self.models for name in models)
@@ -87,6 +88,7 @@ class Tokenizers:
         assert content is not None
         tokens = next(self.models[name] for name in models if name in self.models)
         ids = await self._token_ids(tokens, fields)
+        parsed.tokens_told = True
         if ids is not None:
             parsed.content = replace(content, token_ids=ids)
 
