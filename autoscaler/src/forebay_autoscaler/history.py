@@ -11,7 +11,7 @@ from datetime import datetime
 from typing import Any
 
 from forebay_api.conditions import rfc3339
-from forebay_autoscaler.decide import Decision
+from forebay_autoscaler.decision import Decision
 from forebay_autoscaler.observation import ServiceKey, ServiceObservation
 from forebay_autoscaler.policy import ServicePolicy
 from forebay_autoscaler.state import ServiceState

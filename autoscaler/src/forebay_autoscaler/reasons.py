@@ -4,7 +4,8 @@
 """
 
 from forebay_autoscaler.constraints import Constraint, Proposal
-from forebay_autoscaler.model import Capacity, Demand
+from forebay_autoscaler.demand import Demand
+from forebay_autoscaler.model import Capacity
 from forebay_autoscaler.state import Action
 
 
