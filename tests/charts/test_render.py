@@ -140,9 +140,34 @@ def test_ports_are_named_as_others_look_for_them(helm: Helm, values: dict[str, A
         expected = {names.METRICS_PORT_NAME: names.CONTROL_PORT}
         if component == "router":
             expected[names.HTTP_PORT_NAME] = names.ROUTER_PORT
+            if values.get("router", {}).get("mesh", {}).get("enabled", True):
+                expected[names.MESH_PORT_NAME] = names.MESH_PORT
         assert ports == expected
         probes = [container_of(deployment)[f"{kind}Probe"] for kind in ("startup", "readiness", "liveness")]
         assert {one["httpGet"]["port"] for one in probes} == {names.METRICS_PORT_NAME}
+
+
+@variants
+def test_router_replicas_find_each_other_and_nobody_else(helm: Helm, values: dict[str, Any]):
+    objects = helm.template(values)
+    router = of_component(objects, "Deployment", "router")
+    settings = parse_router(arguments_of(router), environment_of(router)).replica
+    policies = [one for one in of_kind(objects, "NetworkPolicy") if one["metadata"]["name"].endswith("-router")]
+    rules = {rule["ports"][0]["port"]: rule for one in policies for rule in one["spec"]["ingress"]}
+    if not values.get("router", {}).get("mesh", {}).get("enabled", True):
+        assert settings.mesh is None
+        assert "mesh" not in rules
+        return
+    assert settings.mesh is not None
+    assert settings.mesh.port == names.MESH_PORT
+    assert (settings.name, settings.peer_namespace) == ("pod-1", NAMESPACE)
+    selected = dict(one.split("=") for one in (settings.peer_pods or "").split(","))
+    assert selected == router["spec"]["selector"]["matchLabels"]
+    if policies:
+        assert rules["mesh"]["from"] == [{"podSelector": {"matchLabels": selected}}]
+    peers = [one for one in of_kind(objects, "Role") if one["metadata"]["name"].endswith("-router-peers")]
+    needs_role = values.get("rbac", {}).get("create", True) and bool(values.get("watchNamespaces"))
+    assert [one["metadata"]["namespace"] for one in peers] == [NAMESPACE] * needs_role
 
 
 @variants
@@ -339,3 +364,22 @@ def test_the_schema_describes_every_value_and_every_described_value_has_a_defaul
             value = value[part]
     optional = {f"{one}.resources.claims" for one in COMPONENTS}
     assert set(missing) == optional
+
+
+def test_secrets_are_mounted_whole_where_the_router_follows_them(helm: Helm):
+    """A Secret that is mounted by subPath would never be updated."""
+    objects = helm.template(VARIANTS["keys and certificates"])
+    router = of_component(objects, "Deployment", "router")
+    of_router = parse_router(arguments_of(router), environment_of(router)).protection
+    mounts = {one["name"]: one for one in container_of(router)["volumeMounts"]}
+    volumes = {one["name"]: one["secret"]["secretName"] for one in pod_of(router)["volumes"] if "secret" in one}
+    assert volumes == {"api-keys": "keys", "worker-key": "worker-key", "tls": "certificate"}
+    for name in volumes:
+        assert mounts[name] == {"name": name, "mountPath": f"/etc/forebay/{name}", "readOnly": True}
+    assert str(of_router.api_keys) == mounts["api-keys"]["mountPath"]
+    assert str(of_router.worker_key) == mounts["worker-key"]["mountPath"] + "/key"
+    assert (str(of_router.certificate), str(of_router.key)) == ("/etc/forebay/tls/tls.crt", "/etc/forebay/tls/tls.key")
+    (port,) = of_component(objects, "Service", "router")["spec"]["ports"]
+    assert (port["port"], port["appProtocol"]) == (443, "https")
+    plain = of_component(helm.template(VARIANTS["default"]), "Service", "router")
+    assert plain["spec"]["ports"][0]["appProtocol"] == "http"

@@ -118,6 +118,15 @@ VARIANTS: dict[str, dict[str, Any]] = {
             "authoritySecret": {"name": "thanos-ca"},
         }
     },
+    "keys and certificates": {
+        **PROMETHEUS,
+        "router": {
+            "apiKeysSecret": "keys",
+            "workerKeySecret": {"name": "worker-key", "key": "key"},
+            "tlsSecret": "certificate",
+            "service": {"port": 443},
+        },
+    },
     "own accelerators": {
         **PROMETHEUS,
         "acceleratorClasses": {
@@ -127,6 +136,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
                 "h100-nvl": {"hardware": "h100-pcie", "memory": "94Gi", "nodeSelector": {"example.com/gpu": "nvl"}},
             }
         },
+    },
+    "routers apart": {
+        **PROMETHEUS,
+        "router": {"mesh": {"enabled": False}},
+        "networkPolicies": {"enabled": True},
     },
     "another name": {**PROMETHEUS, "fullnameOverride": "serving"},
     "single replicas": {**PROMETHEUS, **each({"replicas": 1}), "logging": {"level": "debug"}},

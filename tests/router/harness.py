@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import ssl
 import time
 from collections.abc import Callable
 from contextlib import asynccontextmanager
@@ -57,8 +58,8 @@ class Running:
     def stats(self):
         return self.service.stats
 
-    async def connect(self) -> "RawClient":
-        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+    async def connect(self, tls: ssl.SSLContext | None = None) -> "RawClient":
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port, ssl=tls)
         return RawClient(reader, writer)
 
     def verdicts(self) -> dict[str, int]:
@@ -75,7 +76,7 @@ class Running:
                 assert pool.in_flight == 0
         for worker in self.table.workers.values():
             assert (worker.load.requests, worker.load.prompt_tokens, worker.load.output_tokens) == (0, 0, 0)
-        assert not self.process.router.tools.upstreams.in_flight
+        await until(lambda: not self.process.router.tools.upstreams.awaited(), "no worker is waited for")
 
 
 @asynccontextmanager

@@ -6,20 +6,29 @@ which `metrics` keeps short (about 1 us a line).
 """
 
 import contextlib
+import ssl
 import time
 from collections.abc import Generator, Iterator
+from datetime import UTC, datetime
 from math import isfinite
 from typing import Any
 
 import uvicorn
-from fastapi import FastAPI, Response
+from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
 
-from forebay_router import metrics
+from forebay_router import errors, metrics
 from forebay_router.discovery.source import Discovery
+from forebay_router.endpoints import ENDPOINTS
+from forebay_router.explaining import explain_request
 from forebay_router.kv_events import KvEvents
+from forebay_router.mesh.peers import Counts
+from forebay_router.mesh.sockets import Mesh
+from forebay_router.protection_metrics import protection_samples
 from forebay_router.router import Router
 from forebay_router.table import Service, Worker, WorkerState
+
+NO_COUNTS = Counts()
 
 
 def _prefix_gauges(router: Router, service: Service, labels: metrics.Labels) -> Iterator[metrics.Sample]:
@@ -41,6 +50,33 @@ def _index_gauges(router: Router, kv_events: KvEvents) -> Iterator[metrics.Sampl
     yield metrics.KV_TROUBLES, (("kind", "orphans"),), index.precise.orphans
 
 
+def _mesh_gauges(mesh: Mesh | None) -> Iterator[metrics.Sample]:
+    """All zero for a router that is alone."""
+    peers, counts = (mesh.peers, mesh.peers.counts) if mesh is not None else (None, NO_COUNTS)
+    yield metrics.MESH_PEERS, (), len(peers.known) if peers else 0
+    yield metrics.MESH_MESSAGES, (("direction", "sent"),), mesh.sent_messages if mesh else 0
+    yield metrics.MESH_MESSAGES, (("direction", "received"),), counts.received
+    yield metrics.MESH_TROUBLES, (("kind", "dropped"),), mesh.outbox.dropped if mesh else 0
+    for kind in ("gaps", "malformed", "refused"):
+        yield metrics.MESH_TROUBLES, (("kind", kind),), getattr(counts, kind)
+    yield metrics.MESH_LEASES, (), peers.claims.count if peers else 0
+    yield metrics.MESH_EXPIRED, (), counts.expired_leases
+    yield metrics.MESH_SILENCE, (), peers.oldest_s(time.monotonic()) if peers else 0
+
+
+def _peers_state(mesh: Mesh | None, now_s: float) -> list[dict[str, Any]]:
+    return [
+        {
+            "name": peer.name,
+            "began": datetime.fromtimestamp(peer.incarnation / 1e9, UTC).isoformat(timespec="seconds"),
+            "leases": len(peer.claims),
+            "silent_s": round(now_s - peer.heard_s, 3),
+            "complete": peer.synced,
+        }
+        for peer in (mesh.peers.known.values() if mesh is not None else ())
+    ]
+
+
 def _gauges(router: Router, discovery: Discovery, kv_events: KvEvents) -> Iterator[metrics.Sample]:
     table = router.table
     for service in table.services.values():
@@ -55,10 +91,12 @@ def _gauges(router: Router, discovery: Discovery, kv_events: KvEvents) -> Iterat
                 yield metrics.WORKERS, labels, count
         yield from _prefix_gauges(router, service, of_service)
     yield from _index_gauges(router, kv_events)
+    yield from _mesh_gauges(router.mesh)
     yield metrics.SYNCED, (), int(discovery.synced)
     yield metrics.CONNECTIONS, (), len(router.connections.live) if router.connections else 0
     yield metrics.LEASES, (), len(table.leases)
     yield metrics.DISCOVERY_ERRORS, (), discovery.failures
+    yield from protection_samples(router.tools.protection)
 
 
 def metrics_text(router: Router, discovery: Discovery, kv_events: KvEvents) -> bytes:
@@ -148,6 +186,8 @@ def state_of(router: Router, discovery: Discovery) -> dict[str, Any]:
         "draining": router.connections is not None and router.connections.draining,
         "discovery": {"synced": discovery.synced, "errors": discovery.failures},
         "leases": len(table.leases),
+        "replica": router.mesh.name if router.mesh else None,
+        "peers": _peers_state(router.mesh, now_s),
         "services": [_service_state(router, service, now_s) for service in table.services.values()],
         "shadowed": [
             {
@@ -190,6 +230,18 @@ def control_app(router: Router, discovery: Discovery, kv_events: KvEvents) -> Fa
         """Services, workers, loads, leases."""
         return JSONResponse(state_of(router, discovery))
 
+    @app.post("/explain")
+    async def explain(request: Request, path: str = "/v1/chat/completions") -> JSONResponse:
+        """Candidates, predictions and the choice for the request in the body; it is not sent to a worker."""
+        endpoint = ENDPOINTS.get(path.encode())
+        try:
+            if endpoint is None:
+                raise errors.not_found(path)
+            headers = dict(request.headers.raw)
+            return JSONResponse(explain_request(router.tools.placing, endpoint, headers, await request.body()))
+        except errors.RequestRefused as refused:
+            return JSONResponse({"error": refused.message}, status_code=refused.status)
+
     return app
 
 
@@ -202,7 +254,15 @@ class ControlServer(uvicorn.Server):
         yield
 
 
-def control_server(app: FastAPI) -> ControlServer:
-    """A server for the control port; it is given its socket when it is run."""
-    config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", log_level="warning")
+def control_server(app: FastAPI, tls: ssl.SSLContext | None) -> ControlServer:
+    """A server for the control port, with TLS or without; it is given its socket when it is run."""
+    factory = None if tls is None else lambda *_: tls
+    config = uvicorn.Config(
+        app,
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        log_level="warning",
+        ssl_context_factory=factory,
+    )
     return ControlServer(config)

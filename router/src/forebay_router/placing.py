@@ -19,12 +19,13 @@ from forebay_router.choose import Choice, choose
 from forebay_router.headers import SERVICE_HEADER
 from forebay_router.index.prefix_index import NOWHERE, LookUp, PrefixIndex
 from forebay_router.learning import Trip, learn
+from forebay_router.leases import Lease
 from forebay_router.metrics import PoolStats
 from forebay_router.parsing import ParsedRequest
 from forebay_router.pending import Pending
 from forebay_router.predicting import Demand
 from forebay_router.rewriting import needs_one_worker
-from forebay_router.table import Lease, Service, ServiceKey, Worker, WorkerTable
+from forebay_router.table import Service, ServiceKey, Worker, WorkerTable
 
 FIRST_REST_S = 0.25
 """How long a worker that refused a connection is left alone; doubles with each further refusal."""
@@ -52,6 +53,7 @@ class Place:
 
     def note(self, record: Record) -> None:
         """Tell who takes part."""
+        record.chosen_s = self.trip.sent_s
         record.pools = self.pools
         record.worker = self.lease.worker.spec.name
         record.prefill_worker = self.prefill.worker.spec.name if self.prefill else None
@@ -163,10 +165,15 @@ class Placing:
         """Leases for one attempt; raises RequestRefused when there is no worker within the hold time."""
         look_up = self._look_up(service, parsed)
         demand = self._demand(service, parsed, tried, look_up)
-        visible = parsed.stream
+        visible, key = parsed.stream, service.spec.key
+
+        def find() -> Place | None:
+            current = self.table.services.get(key)  # deleted and made again, it is another object with other workers
+            return None if current is None else self._take(current, demand, look_up, visible=visible)
+
         return await self.pending.wait(
             service,
-            lambda: self._take(service, demand, look_up, visible=visible),
+            find,
             timeout_s=service.spec.timeouts.hold_s,
             picky=bool(tried),
         )
@@ -175,6 +182,12 @@ class Placing:
         """Some worker could take another attempt now."""
         demand = self._demand(service, parsed, tried, None)
         return choose(demand, service.snapshot, self.rng, time.monotonic()) is not None
+
+    def consider(self, service: Service, parsed: ParsedRequest) -> tuple[Demand, LookUp | None, Choice | None]:
+        """What would be chosen now. Nothing is leased, and nothing is remembered of the prompt."""
+        look_up = self._look_up(service, parsed)
+        demand = self._demand(service, parsed, frozenset(), look_up)
+        return demand, look_up, choose(demand, service.snapshot, self.rng, time.monotonic())
 
     def _look_up(self, service: Service, parsed: ParsedRequest) -> LookUp | None:
         if parsed.content is None:
@@ -229,7 +242,7 @@ class Placing:
             lease = take(worker, prompt_tokens=uncached, output_tokens=demand.output_tokens, visible=visible)
             return Place(lease, None, choice, trip)
         if look_up is not None:
-            self.index.approximate.record(worker.spec.uid, look_up.content)
+            self.index.passed_on(worker.spec.uid, look_up.content)
         prefill = take(prefiller, prompt_tokens=uncached, output_tokens=1)
         return Place(take(worker, prompt_tokens=0, output_tokens=demand.output_tokens), prefill, choice, trip)
 

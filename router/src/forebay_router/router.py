@@ -9,14 +9,14 @@ it with each token would cost more than relaying the token. Limits are therefore
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable
 from dataclasses import dataclass, field
 from urllib.parse import unquote_to_bytes
 
 from forebay_router import errors
-from forebay_router.client import ClientConnection, ClientConnections
+from forebay_router.client import ClientConnection, ClientConnections, Work
 from forebay_router.endpoints import ENDPOINTS, HEALTH_PATHS, MODELS_PATH
 from forebay_router.headers import request_id
+from forebay_router.mesh.sockets import Mesh
 from forebay_router.reading import Received
 from forebay_router.relay import Exchange, Tools
 from forebay_router.replies import Cors, ModelList, write_json, write_refusal
@@ -51,6 +51,8 @@ class Router:
     models: ModelList = field(init=False)
     connections: ClientConnections | None = None
     """Set by `listen_with`."""
+    mesh: Mesh | None = None
+    """The other replicas, where there may be any."""
 
     def __post_init__(self) -> None:
         """Listen to the table."""
@@ -61,8 +63,8 @@ class Router:
     def _close_idle(worker: Worker) -> None:
         Upstreams.close_idle(worker.peer)
 
-    def serve(self, received: Received, client: ClientConnection) -> Awaitable[None] | None:
-        """Answer one request, at once or by what is returned. Never raises but for cancellation."""
+    def serve(self, received: Received, client: ClientConnection) -> Work | None:
+        """Answer one request at once, or return what will."""
         identity = request_id(received.fields)
         lines = b"x-request-id: %b\r\n" % identity
         if self.cors.origins:
@@ -70,7 +72,7 @@ class Router:
         endpoint = ENDPOINTS.get(received.path)
         if endpoint is not None and received.method == b"POST" and received.refused is None:
             reply = Reply(client, received, endpoint.shape, lines)
-            return Exchange(self.tools, endpoint, received, identity, reply).run()
+            return Exchange(self.tools, endpoint, received, identity, reply)
         try:
             self._answer(received, client, lines)
         except errors.RequestRefused as refused:
@@ -105,10 +107,10 @@ class Router:
                 )
             write_json(client, received, b'{"status":"ok"}', lines)
         elif path == MODELS_PATH:
-            write_json(client, received, self.models.body(), lines)
+            write_json(client, received, self.models.body(received.grant), lines)
         else:
             model = unquote_to_bytes(path[len(MODELS_PATH) + 1 :]).decode(errors="replace")
-            body = self.models.one(model)
+            body = self.models.one(model, received.grant)
             if body is None:
                 raise errors.unknown_model(model)
             write_json(client, received, body, lines)
@@ -126,6 +128,7 @@ class Router:
             now_s = time.monotonic()
             self.tools.upstreams.sweep([worker.peer for worker in self.table.workers.values()], now_s)
             self.table.wake_rested(now_s)
+            self.tools.protection.sweep(now_s, replicas=1 + len(self.mesh.peers.known) if self.mesh else 1)
             if self.connections is not None:
                 self.connections.sweep(now_s, idle_s=self.client_limits.idle_s, request_s=self.client_limits.request_s)
 

@@ -140,6 +140,7 @@ class EventScanner:
         "error",
         "first_content_s",
         "last_content_s",
+        "torn",
     )
 
     def __init__(
@@ -159,6 +160,8 @@ class EventScanner:
         """The prefill worker's count, which replaces the decode worker's; None leaves counts alone."""
         self.first_content_s: float | None = None
         self.last_content_s: float | None = None
+        self.torn = False
+        """A large event passed in pieces: what comes next may be within it."""
         self.data_seen = False
         """An event with data has passed: the answer has begun."""
         self.complete = dialect is Dialect.OPAQUE
@@ -173,6 +176,11 @@ class EventScanner:
     def held_bytes(self) -> int:
         """Bytes of an incomplete event."""
         return len(self._held)
+
+    @property
+    def told_all(self) -> bool:
+        """Its end or an error has passed: when its connection breaks afterwards, there is nothing to add."""
+        return self.error is not None or (self.complete and self._dialect is not Dialect.OPAQUE)
 
     def passes(self, block: bytes, start: int, now_s: float) -> bool:
         """Whether a block of whole events is plain content that came at `now_s`; nothing else is then to be done with it.
@@ -219,7 +227,7 @@ class EventScanner:
         events, rest = split_events(block, searched)
         passed = b"".join([self._pass_event(event, now_s) for event in events])
         if len(rest) > HELD_MAX_BYTES:
-            self.data_seen = True
+            self.data_seen = self.torn = True
             return passed + rest
         self._held = rest
         return passed
