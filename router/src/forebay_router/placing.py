@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from random import Random
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from forebay_router import errors
 from forebay_router.accounting import Record
@@ -26,6 +26,9 @@ from forebay_router.pending import Pending
 from forebay_router.predicting import Demand
 from forebay_router.rewriting import needs_one_worker
 from forebay_router.table import Service, ServiceKey, Worker, WorkerTable
+
+if TYPE_CHECKING:  # loaded where tokenizers are given only: it brings 20 MB
+    from forebay_router.tokens.tokenizers import Tokenizers
 
 FIRST_REST_S = 0.25
 """How long a worker that refused a connection is left alone; doubles with each further refusal."""
@@ -90,6 +93,8 @@ class Placing:
     hold_limit: int
     hold_s: float
     """How long a request for an unknown model is held while the list of workers is incomplete."""
+    tokenizers: "Tokenizers | None" = None
+    """Turn prompts into tokens, for models whose tokenizer is known."""
     pending: Pending[Place] = field(init=False)
     _unknown: set["asyncio.Future[None]"] = field(default_factory=set)
 
@@ -152,7 +157,9 @@ class Placing:
     # -- places -------------------------------------------------------------------------------------------------------
 
     def place_now(self, service: Service, parsed: ParsedRequest, tried: frozenset[str]) -> Place | None:
-        """Leases for one attempt, if there is a worker for it and nobody waits for one."""
+        """Leases for one attempt, if there is a worker for it, nobody waits for one and its tokens need not be waited for."""
+        if self._wants_tokens(service, parsed):
+            return None
         look_up = self._look_up(service, parsed)
         if look_up is not None and not tried:
             self.index.arrived(str(service.spec.key), look_up)
@@ -163,6 +170,11 @@ class Placing:
 
     async def place(self, service: Service, parsed: ParsedRequest, tried: frozenset[str]) -> Place:
         """Leases for one attempt; raises RequestRefused when there is no worker within the hold time."""
+        if self.tokenizers is not None and self._wants_tokens(service, parsed):
+            await self.tokenizers.tell(parsed, service.spec.models)
+            place = self.place_now(service, parsed, tried)
+            if place is not None:
+                return place
         look_up = self._look_up(service, parsed)
         demand = self._demand(service, parsed, tried, look_up)
         visible, key = parsed.stream, service.spec.key
@@ -177,6 +189,9 @@ class Placing:
             timeout_s=service.spec.timeouts.hold_s,
             picky=bool(tried),
         )
+
+    def _wants_tokens(self, service: Service, parsed: ParsedRequest) -> bool:
+        return self.tokenizers is not None and self.tokenizers.wants(parsed, service.spec.models)
 
     def possible(self, service: Service, parsed: ParsedRequest, tried: frozenset[str]) -> bool:
         """Some worker could take another attempt now."""
