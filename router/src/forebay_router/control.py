@@ -100,6 +100,20 @@ def _cache_state(router: Router, uid: str) -> dict[str, Any]:
     }
 
 
+def _health_state(worker: Worker, now_s: float) -> dict[str, Any]:
+    health = worker.health
+    told: dict[str, Any] = {
+        "condition": health.condition.value,
+        "failing_share": round(health.failing_share, 3),
+        "failures_in_row": health.failures,
+    }
+    if not health.sound:
+        told["cause"] = health.cause.value if health.cause else None
+        told["detail"] = health.detail
+        told["rest_left_s"] = round(max(0.0, health.until_s - now_s), 1)
+    return told
+
+
 def _worker_state(router: Router, worker: Worker, now_s: float) -> dict[str, Any]:
     spec = worker.spec
     return {
@@ -110,7 +124,7 @@ def _worker_state(router: Router, worker: Worker, now_s: float) -> dict[str, Any
         "role": spec.role.value,
         "revision": spec.revision,
         "state": spec.state.value,
-        "resting": worker.resting_until_s > 0,
+        "health": _health_state(worker, now_s),
         "requests": worker.load.requests,
         "prompt_tokens": worker.load.prompt_tokens,
         "output_tokens": worker.load.output_tokens,

@@ -29,6 +29,7 @@ from forebay_router.client import ClientConnections
 from forebay_router.control import control_app, control_server
 from forebay_router.discovery.source import Discovery
 from forebay_router.discovery.static import Address, ServiceDefaults, StaticDiscovery
+from forebay_router.health.watch import Watch
 from forebay_router.index.approximate import ApproximateIndex
 from forebay_router.index.prefix_index import PrefixIndex
 from forebay_router.kv_events import KvEvents
@@ -59,6 +60,7 @@ def build_router(settings: Settings) -> Router:
             rng=random.Random(),  # noqa: S311 - ties between workers
             hold_limit=settings.hold_limit,
             hold_s=settings.hold_timeout_s,
+            hold_bytes=settings.hold_bytes,
         ),
         upstreams=Upstreams(connect_timeout_s=settings.connect_timeout_s, idle_s=settings.upstream_idle_s),
         access_log=AccessLog(settings.access_log),
@@ -154,11 +156,13 @@ class Process:
         server = await loop.create_server(connections.make, sock=data_socket, backlog=LISTEN_BACKLOG)
         control = control_server(control_app(self.router, self.discovery, self.kv_events))
         log.info("router listens", extra={"data": str(self.listen_address), "control": str(self.control_address)})
+        placing, upstreams = self.router.tools.placing, self.router.tools.upstreams
         async with asyncio.TaskGroup() as tasks:
             background = [
                 tasks.create_task(self.discovery.run(), name="discovery"),
                 tasks.create_task(self.router.sweep(), name="sweep"),
                 tasks.create_task(self.kv_events.run(), name="kv events"),
+                tasks.create_task(Watch(self.router.table, placing.guard, upstreams).run(), name="watch"),
             ]
             serving = tasks.create_task(control.serve(sockets=[control_socket]), name="control")
             await self.stop.wait()

@@ -126,15 +126,15 @@ class Exchange:
         """Try workers until one answers."""
         placing = self.tools.placing
         for attempt in range(1, self.tools.attempts_max + 1):
-            place = placing.place_now(service, parsed, self.tried)
+            place = placing.place_now(service, parsed, self.received, self.tried)
             if place is None:
-                place = await placing.place(service, parsed, self.tried)
+                place = await placing.place(service, parsed, self.received, self.tried)
             with place:
                 self._note_attempt(attempt, place)
                 try:
                     await self._ask(place, service, parsed)
                 except WorkerFailure as failure:
-                    self._note_failed_worker(failure)
+                    self._note_failed_worker(place, failure)
                     if attempt == self.tools.attempts_max or not self._may_retry(failure, service, parsed):
                         self._fail(failure)
                         return
@@ -149,12 +149,11 @@ class Exchange:
         if self.received.fields.get(EXPLAIN_HEADER) == b"1" and self.tools.explain:
             self.reply.explanation = explain_line(place.choice, place.trip)
 
-    def _note_failed_worker(self, failure: WorkerFailure) -> None:
-        """The worker asked last is not asked again; one that cannot be reached is left alone by everybody for a while."""
+    def _note_failed_worker(self, place: Place, failure: WorkerFailure) -> None:
+        """The worker asked last is not asked again; one that fails much is left alone by everybody for a while."""
         assert self.asked is not None
         self.tried |= {self.asked.spec.uid}
-        if failure.reason is FailureReason.CONNECT:
-            self.tools.placing.unreachable(self.asked)
+        self.tools.placing.failed(place, self.asked, failure)
 
     def _may_retry(self, failure: WorkerFailure, service: Service, parsed: ParsedRequest) -> bool:
         """Nothing has reached the client, and another worker can take the request.
@@ -247,8 +246,9 @@ class Exchange:
 
     def _check_opening(self, answer: Answer, worker: Worker) -> None:
         """The worker has answered: see whether another one should."""
-        worker.strikes = 0
         check_opening(answer, content_begun=self.reply.content_begun)
+        if not worker.health.sound and answer.status < 400:
+            self.tools.placing.guard.answered(worker)
 
     # -- passing on ---------------------------------------------------------------------------------------------------
 

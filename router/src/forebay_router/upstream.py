@@ -259,9 +259,17 @@ class Upstreams:
 
     async def get(self, peer: Peer, path: str, *, timeout_s: float) -> Answer:
         """The complete answer to a GET; raises WorkerFailure."""
+        request = b"GET %b HTTP/1.1\r\n%baccept: application/json\r\n\r\n" % (path.encode(), peer.host_line)
+        return await self._collect(peer, path, request, timeout_s)
+
+    async def post(self, peer: Peer, path: str, body: bytes, *, timeout_s: float) -> Answer:
+        """The complete answer to a POST of JSON; raises WorkerFailure."""
+        head = b"POST %b HTTP/1.1\r\n%bcontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+        return await self._collect(peer, path, head % (path.encode(), peer.host_line, len(body)) + body, timeout_s)
+
+    async def _collect(self, peer: Peer, path: str, request: bytes, timeout_s: float) -> Answer:
         answer = Answer(asyncio.get_running_loop(), now_s=time.monotonic(), scanner=None)
         answer.collect_whole()
-        request = b"GET %b HTTP/1.1\r\n%baccept: application/json\r\n\r\n" % (path.encode(), peer.host_line)
         try:
             async with asyncio.timeout(timeout_s):
                 await self.send(peer, [request], answer)
