@@ -13,7 +13,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from forebay_router.metrics import FAMILIES
-from forebay_router.settings import OPTIONS, parse_settings
+from forebay_router.options import OPTIONS
+from forebay_router.settings import parse_settings
 from tests.router.harness import ask, chat, request_bytes, routed, running, until
 from tests.router.scripted import chat_chunk, hello, workers
 

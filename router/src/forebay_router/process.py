@@ -34,12 +34,13 @@ from forebay_router.index.approximate import ApproximateIndex
 from forebay_router.index.prefix_index import PrefixIndex
 from forebay_router.kv_events import KvEvents
 from forebay_router.metrics import ServiceStats
+from forebay_router.options import HostPort
 from forebay_router.placing import Placing
 from forebay_router.reading import Limits
 from forebay_router.relay import Tools
 from forebay_router.replies import Cors
 from forebay_router.router import ClientLimits, Router
-from forebay_router.settings import HostPort, Settings
+from forebay_router.settings import Settings
 from forebay_router.table import Timeouts, WorkerTable
 from forebay_router.upstream import Upstreams
 

@@ -5,29 +5,13 @@ value ends the start with a sentence that names the flag (or variable) and what 
 """
 
 import argparse
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import urlsplit
 
-from forebay_api.durations import parse_duration_s
 from forebay_api.modelservice import Role
-from forebay_api.names import CONTROL_PORT, ROUTER_PORT
 from forebay_router.access_log import AccessLogMode
-
-ENVIRONMENT_PREFIX = "FOREBAY_ROUTER_"
-
-
-@dataclass(frozen=True, slots=True)
-class HostPort:
-    """Where to listen."""
-
-    host: str
-    port: int
-
-    def __str__(self) -> str:
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+from forebay_router.options import ENVIRONMENT_PREFIX, GROUPS, OPTIONS, HostPort, Option
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,172 +53,6 @@ class Settings:
     access_log: AccessLogMode
     log_level: str
 
-
-def host_port(text: str) -> HostPort:
-    """HOST:PORT or [HOST]:PORT."""
-    host, separator, port = text.rpartition(":")
-    if not separator or not port.isdigit() or not 0 <= int(port) <= 65535:
-        raise ValueError(f"{text!r} is not HOST:PORT; write for example 0.0.0.0:8080")
-    return HostPort(host.removeprefix("[").removesuffix("]") or "0.0.0.0", int(port))  # noqa: S104 - as asked for
-
-
-def worker_url(text: str) -> str:
-    """http://HOST:PORT of a worker."""
-    parts = urlsplit(text if "//" in text else f"http://{text}")
-    try:
-        port = parts.port
-    except ValueError:
-        port = None
-    if parts.scheme != "http" or not parts.hostname or port is None or parts.path not in {"", "/"}:
-        raise ValueError(f"{text!r} is not a worker's address; write http://HOST:PORT without a path")
-    return f"http://{parts.netloc}"
-
-
-def duration_s(text: str) -> float:
-    """A duration above zero, such as 500ms or 2m."""
-    seconds = parse_duration_s(text)
-    if seconds <= 0:
-        raise ValueError(f"{text!r} must be above zero")
-    return seconds
-
-
-def duration_or_zero_s(text: str) -> float:
-    """A duration, 0s included."""
-    return parse_duration_s(text)
-
-
-_SIZES = {"": 1, "KiB": 1024, "MiB": 1024**2, "GiB": 1024**3}
-
-
-def size_bytes(text: str) -> int:
-    """A size, such as 64MiB."""
-    found = re.fullmatch(r"([0-9]+)(KiB|MiB|GiB)?", text)
-    if found is None or int(found[1]) == 0:
-        raise ValueError(f"{text!r} is not a size; write a number with KiB, MiB or GiB, such as 64MiB")
-    return int(found[1]) * _SIZES[found[2] or ""]
-
-
-def count(text: str) -> int:
-    """A whole number from 1."""
-    if not text.isdigit() or int(text) < 1:
-        raise ValueError(f"{text!r} is not a whole number from 1")
-    return int(text)
-
-
-def share(text: str) -> float:
-    """A share in (0, 1]."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value <= 1:
-        raise ValueError(f"{text!r} is not a share; write a number above 0 and at most 1, such as 0.99")
-    return value
-
-
-def one_of(*choices: str) -> Callable[[str], str]:
-    """One of some words."""
-
-    def parse(text: str) -> str:
-        if text not in choices:
-            raise ValueError(f"{text!r} is none of {', '.join(choices)}")
-        return text
-
-    return parse
-
-
-@dataclass(frozen=True, slots=True)
-class Option:
-    """One flag."""
-
-    flag: str
-    parse: Callable[[str], Any]
-    default: str | None
-    metavar: str
-    help: str
-    many: bool = False
-
-    @property
-    def dest(self) -> str:
-        """Attribute name."""
-        return self.flag.removeprefix("--").replace("-", "_")
-
-    @property
-    def variable(self) -> str:
-        """Environment variable."""
-        return ENVIRONMENT_PREFIX + self.dest.upper()
-
-
-GROUPS: tuple[tuple[str, tuple[Option, ...]], ...] = (
-    (
-        "Ports",
-        (
-            Option("--listen", host_port, f"0.0.0.0:{ROUTER_PORT}", "HOST:PORT", "clients: the OpenAI and Anthropic APIs"),
-            Option("--control", host_port, f"0.0.0.0:{CONTROL_PORT}", "HOST:PORT", "/healthz /readyz /metrics /state"),
-        ),
-    ),
-    (
-        "Workers (give exactly one kind)",
-        (
-            Option("--workers", worker_url, None, "URL", "workers that prefill and decode", many=True),
-            Option("--prefill-workers", worker_url, None, "URL", "workers that compute prompts", many=True),
-            Option("--decode-workers", worker_url, None, "URL", "workers that write answers", many=True),
-            Option("--namespace", str, None, "NAME", "with --kubernetes: watch these namespaces only (default: all)", many=True),
-            Option("--kv-events-port", count, None, "PORT", "static workers publish KV events there, replays one above"),
-            Option("--probe-interval", duration_s, "1s", "TIME", "between health probes of a static worker"),
-        ),
-    ),
-    (
-        "Time limits (a ModelService's spec.routing has its own)",
-        (
-            Option("--connect-timeout", duration_s, "3s", "TIME", "for a connection to a worker"),
-            Option("--first-byte-timeout", duration_s, "120s", "TIME", "until a stream begins; then another worker is tried"),
-            Option("--idle-timeout", duration_s, "60s", "TIME", "longest silence within an answer"),
-            Option("--total-timeout", duration_s, "1h", "TIME", "for a whole request"),
-            Option("--hold-timeout", duration_s, "30s", "TIME", "a request may wait for a worker; then 503 with Retry-After"),
-            Option("--upstream-idle", duration_s, "3s", "TIME", "idle worker connections are kept; less than the engine's 5s"),
-            Option("--client-idle", duration_s, "75s", "TIME", "idle client connections are kept"),
-            Option("--client-request", duration_s, "60s", "TIME", "a client may take to send one request"),
-        ),
-    ),
-    (
-        "Bounds",
-        (
-            Option("--attempts", count, "3", "N", "attempts on different workers before an answer has begun"),
-            Option("--hold-limit", count, "1000", "N", "requests that may wait for a worker, per model service"),
-            Option("--worker-limit", count, None, "N", "requests in flight on one worker; more wait (default: no limit)"),
-            Option("--index-blocks", count, "250000", "N", "prompt blocks in the prefix index, about 200 bytes each"),
-            Option("--body-limit", size_bytes, "64MiB", "SIZE", "largest request body; above it 413"),
-            Option("--head-limit", size_bytes, "64KiB", "SIZE", "largest request line and headers; above it 431"),
-        ),
-    ),
-    (
-        "Shutdown",
-        (
-            Option("--shutdown-delay", duration_or_zero_s, None, "TIME",
-                   "after SIGTERM, go on accepting while load balancers notice (default: 5s with --kubernetes, else 0s)"),
-            Option("--drain-limit", duration_s, "10m", "TIME", "for accepted requests to end after SIGTERM"),
-        ),
-    ),
-    (
-        "Objective of static workers (a ModelService has its own)",
-        (
-            Option("--objective-ttft", duration_s, "500ms", "TIME", "largest time to first token of a good request"),
-            Option("--objective-tpot", duration_s, "25ms", "TIME", "largest mean time per output token of a good request"),
-            Option("--objective-target", share, "0.99", "SHARE", "share of requests that must be good"),
-        ),
-    ),
-    (
-        "Web pages and logs",
-        (
-            Option("--cors-origin", str, None, "ORIGIN", "web origins that may call the router, or * (default: none)", many=True),
-            Option("--explain", one_of("on", "off"), "on", "on|off", "tell the choice to requests with x-forebay-explain: 1"),
-            Option("--access-log", one_of("off", "errors", "all"), "errors", "off|errors|all", "which requests get a log line"),
-            Option("--log-level", one_of("debug", "info", "warning", "error"), "info", "LEVEL", "debug, info, warning or error"),
-        ),
-    ),
-)  # fmt: skip
-OPTIONS = tuple(option for _, options in GROUPS for option in options)
 
 _DESCRIPTION = """Sends each request for a language model to the worker that will answer it in time.
 

@@ -25,6 +25,8 @@ from forebay_router.errors import FailureReason, WorkerFailure
 from forebay_router.headers import Headers
 from forebay_router.peer import Peer
 
+HEAD_MAX_BYTES = 128 * 1024
+"""The most that is read of an answer whose head is not complete."""
 IDLE_MAX_PER_PEER = 1024
 """Idle connections kept to one worker."""
 
@@ -38,6 +40,7 @@ class UpstreamConnection(asyncio.Protocol):
         "_complete",
         "_desynchronised",
         "_framed",
+        "_head_bytes",
         "_headers",
         "_headers_complete",
         "_kept",
@@ -72,6 +75,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._complete = False
         self._desynchronised = False
         self._bytes_seen = False
+        self._head_bytes = 0
         self._framed = True
         self._kept = False
 
@@ -128,6 +132,11 @@ class UpstreamConnection(asyncio.Protocol):
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             answer.fail(FailureReason.BAD_ANSWER, f"the worker's answer is not valid HTTP: {error}")
             return
+        if not self._headers_complete:
+            self._head_bytes += len(data)
+            if self._head_bytes > HEAD_MAX_BYTES:
+                answer.fail(FailureReason.BAD_ANSWER, f"the head of the worker's answer is over {HEAD_MAX_BYTES} bytes")
+                return
         pieces = self._pieces
         if pieces:
             block = pieces[0] if len(pieces) == 1 else b"".join(pieces)
@@ -194,8 +203,9 @@ class UpstreamConnection(asyncio.Protocol):
         if status < 200:
             return
         self._headers_complete = True
-        self._kept = self._parser.should_keep_alive()  # the parser forgets with the end of the message
-        self._framed = self._kept or _has_framing(headers)
+        keeps = self._parser.should_keep_alive()  # the parser forgets with the end of the message
+        self._kept = keeps and self._parser.get_http_version() == "1.1"  # 1.0 has no chunks: such framing is in doubt
+        self._framed = keeps or _has_framing(headers)
         if self.answer is not None:
             self.answer.begin(status, headers, time.monotonic())
 
