@@ -1,18 +1,19 @@
 """Requests that wait here: for a first worker, or for room on one.
 
-Who waits stands in a fair queue for each service (`admission.fair_queue`: shares by priority and tenant, bounded in number and bytes).
-When workers or room appear, places are given out in its order and in one go: the place (with its leases) is taken for the waiting
-request before its task runs, so that a first worker does not get everything that waited at once, and a newcomer does not
-overtake. A request whose worker failed goes before all others: it had its turn. Some workers are excluded for it, so it does not
-stand in their way either.
+Who waits stands in a fair queue for each service (`admission.fair_queue`: shares by priority and tenant, bounded in number and
+bytes). When workers or room appear, places are given out in its order and in one go: the place (with its leases) is taken for
+the waiting request before its task runs, so that a first worker does not get everything that waited at once, and a newcomer
+does not overtake. A request whose worker failed goes before all others: it had its turn. Some workers are excluded for it, so
+it does not stand in their way either.
 
-`find` is asked again whenever something changes (a lease ends, a prompt is computed, a worker comes), and when the time has come that
-it named itself. `WorkerTable.waiting` tells the table whether anybody would care.
+`find` is asked again whenever something changes (a lease ends, a prompt is computed, a worker comes), and when the time has
+come that it named itself. `WorkerTable.waiting` tells the table whether anybody would care.
 
-How long. Without any worker, a request is held for `hold_s`: the pool may be asleep, and the pending count wakes it. While there are
-workers and they are full, as long as it might have waited in the engine: until `Wait.until_s`. In both cases not longer than its
-client waits; one that cannot be in time by the predicted wait is refused at once. The prediction is what will be served before it,
-in seconds of a worker's time, over the rate at which the queue is being served; it is also what Retry-After tells.
+How long. Without any worker, a request is held for `hold_s`: the pool may be asleep, and the pending count wakes it. While
+there are workers and they are full, as long as it might have waited in the engine: until `Wait.until_s`. In both cases not
+longer than its client waits; one that cannot be in time by the predicted wait is refused at once. The prediction is what will
+be served before it, in seconds of a worker's time, over the rate at which the queue is being served; it is also what Retry-
+After tells.
 """
 
 import asyncio
@@ -31,8 +32,6 @@ from forebay_router.errors import RequestRefused
 from forebay_router.table import Service, ServiceKey, WorkerTable
 
 Place = TypeVar("Place")
-Found = Place | float
-"""A place, or after how many seconds it is worth looking again; infinite when only a change can help."""
 
 RETRY_AFTER_MAX_S: Final = 60
 """Official clients take no heed of a longer one and come back at once."""
@@ -57,7 +56,7 @@ class Wait(Generic[Place]):
     """What a request waits for."""
 
     find: Callable[[], Place | float]
-    """Takes a place, or tells after how many seconds to ask again."""
+    """Takes a place, or tells after how many seconds to ask again: infinite when only a change can help."""
     claim: Claim
     cost: float
     """Predicted seconds of a worker's time."""
@@ -153,7 +152,7 @@ class Pending(Generic[Place]):
         self.wake(service)
         try:
             await self._until_placed(service, waiter)
-            return waiter.future.result()
+            place: Place = waiter.future.result()
         except asyncio.CancelledError:
             self._give_back(waiter)
             raise
@@ -166,6 +165,7 @@ class Pending(Generic[Place]):
             if not line.requests and line.timer is not None:
                 line.timer.cancel()
                 line.timer = None
+        return place
 
     def _enter(self, service: Service, line: Line[Place], waiter: _Waiter[Place]) -> Entry[_Waiter[Place]] | None:
         """Stand in the queue; a request that had its turn stands before it."""
@@ -182,7 +182,7 @@ class Pending(Generic[Place]):
             victim.item.future.set_exception(refused)
         entry = line.queue.add(waiter, claim, cost=wait.cost, size_bytes=wait.size_bytes)
         if entry is None:
-            alone = len(line.queue.bands[claim.priority].flows) < 2
+            alone = all(other.claim.tenant == claim.tenant for other in line.queue)
             raise self.refuse(service, claim, Refusal.FULL if alone else Refusal.SHARE)
         return entry
 

@@ -2,8 +2,8 @@
 
 `Placing` joins the pure choice with the table: it finds the service, chooses and takes the leases in one synchronous step (two
 requests can never both see the same last free slot), and lets a request wait for which there is no worker, or no room on one
-(`admission.room`). What the choice knows of workers' caches comes from the prefix index, which hears here of every prompt that is
-sent and of what became of it; what becomes of each attempt is told to the guard (`health`).
+(`admission.room`). What the choice knows of workers' caches comes from the prefix index, which hears here of every prompt that
+is sent and of what became of it; what becomes of each attempt is told to the guard (`health`).
 """
 
 import asyncio
@@ -197,9 +197,7 @@ class Placing:
                 return None
         return self._take(service, choice, demand, look_up, Leaning(visible=parsed.stream, filler=filler))
 
-    async def place(
-        self, service: Service, parsed: ParsedRequest, received: Received, tried: frozenset[str]
-    ) -> Place:
+    async def place(self, service: Service, parsed: ParsedRequest, received: Received, tried: frozenset[str]) -> Place:
         """Leases for one attempt; raises RequestRefused when it cannot wait for them, or waited in vain."""
         look_up = self._look_up(service, parsed)
         demand = self._demand(service, parsed, tried, look_up)

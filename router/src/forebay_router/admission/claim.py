@@ -1,15 +1,15 @@
 """What a request may claim of a queue: its priority, its tenant's share, and the time until which it is worth answering. Pure.
 
-Priority comes from the header `x-forebay-priority` (high, normal, low), else from the body's `priority` as vLLM has it (below zero
-goes first, above zero last), else from OpenAI's `service_tier` (`priority`, `flex`). An API key may set a ceiling; a request above
-it is lowered to it, not refused.
+Priority comes from the header `x-forebay-priority` (high, normal, low), else from the body's `priority` as vLLM has it (below
+zero goes first, above zero last), else from OpenAI's `service_tier` (`priority`, `flex`). An API key may set a ceiling; a
+request above it is lowered to it, not refused.
 
 Time limits that clients send are taken at their word:
 
     x-forebay-timeout               a duration (2s, 500ms) or seconds: for the whole answer
     x-envoy-expected-rq-timeout-ms  what an Envoy in front will wait for the whole answer
-    x-stainless-read-timeout        what OpenAI's and Anthropic's own clients wait for the next byte: the first of a stream, the whole of
-                                    an answer in one piece
+    x-stainless-read-timeout        what OpenAI's and Anthropic's own clients wait for the next byte: of a stream the first, of an
+                                    answer in one piece all of it
 
 A limit that cannot be read is none, but for our own header: there it is an error, which the client is told of.
 """

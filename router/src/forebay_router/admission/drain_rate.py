@@ -1,7 +1,7 @@
 """How fast a queue is served: cost per second, measured, from a first guess. Pure.
 
-Both sums forget with time, over about `MEMORY_S`; the guess counts as `GUESS_S` seconds of observation. Unknown stays unknown: where
-there was no guess, there is no rate before `LEAST_S` have been observed.
+Both sums forget with time, over about `MEMORY_S`; the guess counts as `GUESS_S` seconds of observation. Unknown stays unknown:
+where there was no guess, there is no rate before `LEAST_S` have been observed.
 
     rate = (guess x GUESS_S + cost served) / (GUESS_S + time)     each with exponential forgetting
 """

@@ -1,9 +1,9 @@
 """A bounded queue that serves priorities and tenants in proportion. Pure: no loop, no clock.
 
-Two levels of start-time fair queueing. Each priority has a share (`SHARES`), each tenant within a priority another (its weight).
-What is shared is cost: predicted seconds of a worker's time. A request's start tag is where its flow's last one ended, in virtual
-time, but not before the virtual time that has been reached; the lowest start tag is served, the oldest request first among equal
-ones; a served request ends at its start plus cost / share.
+Two levels of start-time fair queueing. Each priority has a share (`SHARES`), each tenant within a priority another (its
+weight). What is shared is cost: predicted seconds of a worker's time. A request's start tag is where its flow's last one ended,
+in virtual time, but not before the virtual time that has been reached; the lowest start tag is served, the oldest request first
+among equal ones; a served request ends at its start plus cost / share.
 
 Laws (the tests state them):
 
@@ -32,6 +32,7 @@ from forebay_router.admission.claim import Claim, Priority
 Item = TypeVar("Item")
 
 SHARES: Final = {Priority.HIGH: 16, Priority.NORMAL: 4, Priority.LOW: 1}
+_IDLE_KEPT: Final = 64
 _COST_MIN: Final = 1e-9
 """A request that costs nothing would be served for ever."""
 
@@ -133,7 +134,7 @@ class Band(Generic[Item]):
         self.drop(entry)
         if flow.entries:
             self._put(flow, flow.end)
-        elif len(self.flows) > 2 * self.requests + 64:
+        elif len(self.flows) > self.requests + _IDLE_KEPT:
             self._forget_idle()
 
     def _put(self, flow: Flow[Item], start: float) -> None:
@@ -149,9 +150,10 @@ class Band(Generic[Item]):
         flow.cost = flow.cost + sign * entry.cost if flow.entries else 0.0
 
     def _forget_idle(self) -> None:
-        for flow in tuple(self.flows.values()):
-            if not flow.entries and flow.end <= self.reached:
-                del self.flows[flow.tenant]
+        """Tenants' names may be made up: of those with nothing waiting, only those most ahead of their share are kept."""
+        idle = sorted((flow for flow in self.flows.values() if not flow.entries), key=lambda flow: flow.end)
+        for flow in idle[: -_IDLE_KEPT // 2]:
+            del self.flows[flow.tenant]
 
 
 @dataclass(slots=True)
@@ -262,4 +264,3 @@ class FairQueue(Generic[Item]):
         shares = sum(one.share for one in self.bands.values() if one.requests)
         weights = sum(flow.weight for flow in band.flows.values() if flow.entries)
         return min(total, own.cost * (shares / band.share) * (weights / own.weight))
-

@@ -1,20 +1,20 @@
 """When a request waits here rather than in an engine. Pure.
 
-An engine queues well by itself: first come, first served, and it batches. What waits there cannot be put in another order, cannot go to
-another worker that is free sooner, and is work for an engine even when its client has given up. So the router keeps a request back
-exactly while waiting here costs it nothing:
+An engine queues well by itself: first come, first served, and it batches. What waits there cannot be put in another order,
+cannot go to another worker that is free sooner, and is work for an engine even when its client has given up. So the router
+keeps a request back exactly while waiting here costs it nothing:
 
     a worker is full      the prompts queued there are, by its measured speed, more work than the objective's time to first token
     a request waits       while every worker it could go to is full
 
-Then the request would miss its objective wherever it went, and would wait as long in the engine; that has a whole objective's worth
-of prompts ahead of it, so it does not run dry before the next one is sent. Whatever could still meet the objective is never kept
-back: predicted TTFT is at least the predicted wait.
+Then the request would miss its objective wherever it went, and would wait as long in the engine; that has a whole objective's
+worth of prompts ahead of it, so it does not run dry before the next one is sent. Whatever could still meet the objective is
+never kept back: predicted TTFT is at least the predicted wait.
 
-What is not known keeps nobody back. A speed that was not measured (`Origin.MEASURED`) makes no worker full, fewer than `QUEUED_MIN` prompts
-do not either, and an overdue prompt counts for the work it is, not for the time it is overdue: a worker that hangs is a matter for
-`health`. Decoding makes no worker full: one more sequence slows the others down a little, and what an objective loses by that
-is the choice's to weigh (an operator who wants a bound sets --worker-limit).
+What is not known keeps nobody back. A speed that was not measured (`Origin.MEASURED`) makes no worker full, fewer than
+`QUEUED_MIN` prompts do not either, and an overdue prompt counts for the work it is, not for the time it is overdue: a worker
+that hangs is a matter for `health`. Decoding makes no worker full: one more sequence slows the others down a little, and what
+an objective loses by that is the choice's to weigh (an operator who wants a bound sets --worker-limit).
 
 Requests of low priority are there to fill what others leave. They wait also while they would push a worker's time per output
 token over the objective, as long as that can be met there at all and anybody else is being served.

@@ -9,17 +9,18 @@
                         ^------------------------------------------------- TRIAL --it fails-------'
                                                                            TRIAL --its client leaves--> PROBING
 
-Three causes. UNREACHABLE: a connection was refused or not accepted; one is enough, the rest is short. FAILING: requests fail that others
-would have served. FROZEN: it makes no progress with anything (`frozen`). Each further ejection doubles the rest, until `RECOVERED`
-requests in a row have gone well.
+Three causes. UNREACHABLE: a connection was refused or not accepted; one is enough, the rest is short. FAILING: requests fail
+that others would have served. FROZEN: it makes no progress with anything (`frozen`). Each further ejection doubles the rest,
+until `RECOVERED` requests in a row have gone well.
 
-What counts as a failure. Broken connections, answers 5xx, answers that the engine aborted, cut off or let fall silent, first bytes
-that never came. Never an answer 4xx: it is the client's. Never the total time limit: the request was long.
+What counts as a failure. Broken connections, answers 5xx, answers that the engine aborted, cut off or let fall silent, first
+bytes that never came. Never an answer 4xx: it is the client's. Never the total time limit: the request was long.
 
 FAILING needs evidence against this worker, not against the requests or the moment. `FAILURES_IN_ROW`, or a share of failures
-that chance does not explain (`DEVIATIONS` standard errors above the others' share, from `ATTEMPTS_MIN` attempts on); and in both cases
-at least `TIMES_OTHERS` the share that the others of its role have. A request that breaks every worker it is sent to, an overload in
-which all answer 503, a model that cannot do it: the others fail as well, and nobody is ejected. Shares forget over `MEMORY` attempts.
+that chance does not explain (`DEVIATIONS` standard errors above the others' share, from `ATTEMPTS_MIN` attempts on); and in
+both cases at least `TIMES_OTHERS` the share that the others of its role have. A request that breaks every worker it is sent to,
+an overload in which all answer 503, a model that cannot do it: the others fail as well, and nobody is ejected. Shares forget
+over `MEMORY` attempts.
 """
 
 from dataclasses import dataclass

@@ -1,14 +1,15 @@
 """Telling a worker that hangs from one that is slow. Pure.
 
-An engine's core can stop while its API process goes on to accept requests and to call itself healthy. What gives it away is that nothing
-moves: requests are in flight and not one byte of content has come of any of them, nor do the engine's own counters change.
+An engine's core can stop while its API process goes on to accept requests and to call itself healthy. What gives it away is
+that nothing moves: requests are in flight and not one byte of content has come of any of them, nor do the engine's own counters
+change.
 
-    quiet      no content on any stream, and no request finished, for `QUIET_S`, counted from the oldest request in flight at the earliest
+    quiet      no content on any stream, and no request finished, for `QUIET_S` with any in flight
     frozen     quiet, and all its `vllm:` series stand still for `FROZEN_S` while it is looked at
     frozen     quiet for `BLIND_S`, where there are no such series, and another worker of its service has moved meanwhile
 
-A prompt that takes a minute to compute moves the counters (tokens, cache use) and is left alone. An answer without a response to the
-look is one that has not moved. A client that does not read makes its worker silent; that is not held against it.
+A prompt that takes a minute to compute moves the counters (tokens, cache use) and is left alone. An answer without a response
+to the look is one that has not moved. A client that does not read makes its worker silent; that is not held against it.
 """
 
 from dataclasses import dataclass

@@ -1,10 +1,11 @@
 """Takes failing workers out of routing and lets them back in; never so many that the others could not do without them.
 
-`failed` and `answered` are told of every attempt, `finished` of every end; a healthy worker's cost is one comparison each. `sweep` ends rests.
+`failed` and `answered` are told of every attempt, `finished` of every end; a healthy worker's cost is one comparison each.
+`sweep` ends rests.
 
-Bounds. Of the ready workers of a role at most `SHARE_MAX` are ejected as failing or frozen, and always one that can be reached is left,
-also when the number of ready workers shrinks later: then the one whose rest would end first is used again. A worker that cannot be
-reached is left alone in any case, since sending to it does not help; requests wait for it, or for another.
+Bounds. Of the ready workers of a role at most `SHARE_MAX` are ejected as failing or frozen, and always one that can be reached
+is left, also when the number of ready workers shrinks later: then the one whose rest would end first is used again. A worker
+that cannot be reached is left alone in any case, since sending to it does not help; requests wait for it, or for another.
 """
 
 import logging
@@ -187,4 +188,3 @@ def _spare(service: Service, role: Role) -> int:
         one.health.condition is Condition.EJECTED and one.health.cause is Cause.UNREACHABLE for one in ready
     )
     return max(0, min(int(len(ready) * SHARE_MAX), len(ready) - unreachable - 1))
-

@@ -1,11 +1,12 @@
 """Looks after workers that hang, once a second, and asks those that did for a sign of life.
 
-What moved is read off the connections that there are (no request tells anybody). A worker that is quiet for long is asked for its
-counters, one that `frozen` finds hanging is ejected and what waits there for its first byte fails over at once: nothing of it
-has reached the client, so another worker answers. Answers that have begun are left to the idle limit.
+What moved is read off the connections that there are (no request tells anybody). A worker that is quiet for long is asked for
+its counters, one that `frozen` finds hanging is ejected and what waits there for its first byte fails over at once: nothing of
+it has reached the client, so another worker answers. Answers that have begun are left to the idle limit.
 
-A frozen worker comes back by a real success only: when its rest is over it is asked for one token, by the router itself, so that no
-client has to wait for the answer. Engines that make no completions refuse that (4xx) and are tried with a client's request.
+A frozen worker comes back by a real success only: when its rest is over it is asked for one token, by the router itself, so
+that no client has to wait for the answer. Engines that make no completions refuse that (4xx) and are tried with a client's
+request.
 """
 
 import asyncio
@@ -126,7 +127,11 @@ class Watch:
         service = self.table.services.get(worker.spec.service)
         others = () if service is None else (one for one in service.workers.values() if one is not worker)
         return max(
-            (self.watched[one.spec.uid].pulse.moved_s for one in others if one.load.requests and one.spec.uid in self.watched),
+            (
+                self.watched[one.spec.uid].pulse.moved_s
+                for one in others
+                if one.load.requests and one.spec.uid in self.watched
+            ),
             default=0.0,
         )
 
