@@ -32,6 +32,8 @@ FAILURES_IN_ROW: Final = 5
 ATTEMPTS_MIN: Final = 20
 DEVIATIONS: Final = 3.0
 TIMES_OTHERS: Final = 2.0
+SHARE_USUAL: Final = 0.05
+"""Of failures, that nobody is ejected for: what others show may be nothing because they were asked for nothing."""
 MEMORY: Final = 50
 RECOVERED: Final = 5
 _DOUBLINGS_MAX: Final = 10
@@ -111,7 +113,7 @@ class Health:
             self.attempts += 1
         if self.failing_share:
             self.failing_share -= self.failing_share / self.attempts
-        if self.successes < RECOVERED:
+        if self.successes < RECOVERED and self.condition is Condition.SOUND:
             self.successes += 1
             if self.successes == RECOVERED:
                 self.ejections = 0
@@ -132,7 +134,7 @@ class Health:
             return True
         if self.attempts < ATTEMPTS_MIN:
             return False
-        likely = max(others_share, 1 / MEMORY)
+        likely = max(others_share, SHARE_USUAL)
         return self.failing_share > likely + DEVIATIONS * sqrt(likely * (1 - likely) / self.attempts)
 
     def eject(self, cause: Cause, now_s: float) -> None:
