@@ -174,6 +174,8 @@ class ScriptedWorker:
     healthy: bool = True
     hung: bool = False
     """Health checks get no answer."""
+    metrics: Callable[[], bytes] | None = None
+    """What /metrics shows; 404 without."""
     connections: set[asyncio.StreamWriter] = field(default_factory=set)
     accepted: int = 0
     """Connections so far."""
@@ -226,6 +228,10 @@ class ScriptedWorker:
             wire.ended = True
         elif asked.path == "/health":
             await wire.head(200 if self.healthy else 503, {"Content-Length": "0"}, chunked=False)
+        elif asked.path == "/metrics":
+            text = self.metrics() if self.metrics is not None else b""
+            await wire.head(200 if text else 404, {"Content-Length": str(len(text))}, chunked=False)
+            await wire.raw(text)
         elif asked.path == "/v1/models":
             await wire.json({"object": "list", "data": self.models})
         else:

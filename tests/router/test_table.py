@@ -7,9 +7,9 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 
 from forebay_api.modelservice import Role
 from forebay_api.objective import Objective
+from forebay_router.leases import LeaseEvent
 from forebay_router.predicting import Load
 from forebay_router.table import (
-    LeaseEvent,
     ServiceKey,
     ServiceSpec,
     Timeouts,
@@ -92,7 +92,7 @@ def test_lease_is_released_once():
         assert table.workers["a"].load.prompt_tokens == 0
     with pytest.raises(AssertionError, match="released twice"):
         lease.release()
-    assert seen == [(1, LeaseEvent.TAKEN), (1, LeaseEvent.RELEASED)]
+    assert seen == [(1, LeaseEvent.TAKEN), (1, LeaseEvent.PREFILLED), (1, LeaseEvent.RELEASED)]
 
 
 def test_oldest_service_of_a_model_name_wins():

@@ -60,6 +60,9 @@ KV_REPLAY_PORT: Final = 5558
 METRICS_PORT_NAME: Final = "metrics"
 ROUTER_PORT: Final = 8080
 CONTROL_PORT: Final = 9090
+MESH_PORT_NAME: Final = "mesh"
+MESH_PORT: Final = 9091
+"""Where router replicas tell one another what they do."""
 
 # Condition types of a ModelService, in the order in which a person reads them. The autoscaler owns the last two.
 ACCEPTED: Final = "Accepted"

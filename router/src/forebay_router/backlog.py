@@ -59,6 +59,11 @@ class Backlog:
         if was_head:
             self.began_s = now_s if self.prompts else 0.0
 
+    def age_s(self, lease: int, now_s: float) -> float:
+        """Time since a request that is still to be computed was sent; 0 for others."""
+        prompt = self.prompts.get(lease)
+        return 0.0 if prompt is None else max(0.0, now_s - prompt.sent_s)
+
     def wait_s(self, token_s: float, now_s: float) -> float:
         """Time until all of it is computed, at so many seconds a token."""
         tokens, began_s = self.tokens, self.began_s

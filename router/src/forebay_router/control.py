@@ -8,6 +8,7 @@ which `metrics` keeps short (about 1 us a line).
 import contextlib
 import time
 from collections.abc import Generator, Iterator
+from datetime import UTC, datetime
 from math import isfinite
 from typing import Any
 
@@ -15,11 +16,15 @@ import uvicorn
 from fastapi import FastAPI, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
 
-from forebay_router import metrics
+from forebay_router import metrics, protection
 from forebay_router.discovery.source import Discovery
 from forebay_router.kv_events import KvEvents
+from forebay_router.mesh.peers import Counts
+from forebay_router.mesh.sockets import Mesh
 from forebay_router.router import Router
 from forebay_router.table import Service, Worker, WorkerState
+
+NO_COUNTS = Counts()
 
 
 def _prefix_gauges(router: Router, service: Service, labels: metrics.Labels) -> Iterator[metrics.Sample]:
@@ -41,6 +46,33 @@ def _index_gauges(router: Router, kv_events: KvEvents) -> Iterator[metrics.Sampl
     yield metrics.KV_TROUBLES, (("kind", "orphans"),), index.precise.orphans
 
 
+def _mesh_gauges(mesh: Mesh | None) -> Iterator[metrics.Sample]:
+    """All zero for a router that is alone."""
+    peers, counts = (mesh.peers, mesh.peers.counts) if mesh is not None else (None, NO_COUNTS)
+    yield metrics.MESH_PEERS, (), len(peers.known) if peers else 0
+    yield metrics.MESH_MESSAGES, (("direction", "sent"),), mesh.sent_messages if mesh else 0
+    yield metrics.MESH_MESSAGES, (("direction", "received"),), counts.received
+    yield metrics.MESH_TROUBLES, (("kind", "dropped"),), mesh.outbox.dropped if mesh else 0
+    for kind in ("gaps", "malformed", "refused"):
+        yield metrics.MESH_TROUBLES, (("kind", kind),), getattr(counts, kind)
+    yield metrics.MESH_LEASES, (), peers.claims.count if peers else 0
+    yield metrics.MESH_EXPIRED, (), counts.expired_leases
+    yield metrics.MESH_SILENCE, (), peers.oldest_s(time.monotonic()) if peers else 0
+
+
+def _peers_state(mesh: Mesh | None, now_s: float) -> list[dict[str, Any]]:
+    return [
+        {
+            "name": peer.name,
+            "began": datetime.fromtimestamp(peer.incarnation / 1e9, UTC).isoformat(timespec="seconds"),
+            "leases": len(peer.claims),
+            "silent_s": round(now_s - peer.heard_s, 3),
+            "complete": peer.synced,
+        }
+        for peer in (mesh.peers.known.values() if mesh is not None else ())
+    ]
+
+
 def _gauges(router: Router, discovery: Discovery, kv_events: KvEvents) -> Iterator[metrics.Sample]:
     table = router.table
     for service in table.services.values():
@@ -54,7 +86,9 @@ def _gauges(router: Router, discovery: Discovery, kv_events: KvEvents) -> Iterat
                 labels = (*of_service, ("pool", pool), ("role", stats.role), ("state", state.value))
                 yield metrics.WORKERS, labels, count
         yield from _prefix_gauges(router, service, of_service)
+        yield from protection.samples(router.tools.placing, service, of_service)
     yield from _index_gauges(router, kv_events)
+    yield from _mesh_gauges(router.mesh)
     yield metrics.SYNCED, (), int(discovery.synced)
     yield metrics.CONNECTIONS, (), len(router.connections.live) if router.connections else 0
     yield metrics.LEASES, (), len(table.leases)
@@ -100,20 +134,6 @@ def _cache_state(router: Router, uid: str) -> dict[str, Any]:
     }
 
 
-def _health_state(worker: Worker, now_s: float) -> dict[str, Any]:
-    health = worker.health
-    told: dict[str, Any] = {
-        "condition": health.condition.value,
-        "failing_share": round(health.failing_share, 3),
-        "failures_in_row": health.failures,
-    }
-    if not health.sound:
-        told["cause"] = health.cause.value if health.cause else None
-        told["detail"] = health.detail
-        told["rest_left_s"] = round(max(0.0, health.until_s - now_s), 1)
-    return told
-
-
 def _worker_state(router: Router, worker: Worker, now_s: float) -> dict[str, Any]:
     spec = worker.spec
     return {
@@ -124,7 +144,7 @@ def _worker_state(router: Router, worker: Worker, now_s: float) -> dict[str, Any
         "role": spec.role.value,
         "revision": spec.revision,
         "state": spec.state.value,
-        "health": _health_state(worker, now_s),
+        "health": protection.health_state(worker.health, now_s),
         "requests": worker.load.requests,
         "prompt_tokens": worker.load.prompt_tokens,
         "output_tokens": worker.load.output_tokens,
@@ -148,6 +168,7 @@ def _service_state(router: Router, service: Service, now_s: float) -> dict[str, 
         },
         "in_flight": service.stats.in_flight,
         "pending": service.stats.pending,
+        "queue": protection.queue_state(router.tools.placing, service, now_s),
         "prompt_tokens_per_byte": round(known.tokens_per_byte, 4) if known else None,
         "workers": [_worker_state(router, worker, now_s) for worker in service.workers.values()],
     }
@@ -162,6 +183,8 @@ def state_of(router: Router, discovery: Discovery) -> dict[str, Any]:
         "draining": router.connections is not None and router.connections.draining,
         "discovery": {"synced": discovery.synced, "errors": discovery.failures},
         "leases": len(table.leases),
+        "replica": router.mesh.name if router.mesh else None,
+        "peers": _peers_state(router.mesh, now_s),
         "services": [_service_state(router, service, now_s) for service in table.services.values()],
         "shadowed": [
             {

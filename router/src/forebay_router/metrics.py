@@ -145,12 +145,59 @@ KV_TROUBLES = Family(
     "KV event streams: malformed messages, gaps that were replayed, restarts of engines, holes that were not filled, "
     "blocks whose parent was unknown.",
 )  # fmt: skip
+MESH_PEERS = Family(_PREFIX + "mesh_peers", Kind.GAUGE, (), "Other replicas and processes that are heard.")
+MESH_MESSAGES = Family(
+    _PREFIX + "mesh_messages_total", Kind.COUNTER, ("direction",), "Messages to and from other replicas and processes."
+)
+MESH_TROUBLES = Family(
+    _PREFIX + "mesh_troubles_total", Kind.COUNTER, ("kind",),
+    "What went wrong between replicas: events dropped before they were told, numbers missing in what was heard, malformed "
+    "messages, peers too many.",
+)  # fmt: skip
+MESH_LEASES = Family(
+    _PREFIX + "mesh_leases", Kind.GAUGE, (), "Claims of other replicas on workers, counted in choices."
+)
+MESH_EXPIRED = Family(
+    _PREFIX + "mesh_expired_leases_total",
+    Kind.COUNTER,
+    (),
+    "Claims that ended because their replica was silent for too long.",
+)
+MESH_SILENCE = Family(
+    _PREFIX + "mesh_silence_seconds", Kind.GAUGE, (), "Time since the peer that has been silent longest was heard."
+)
+QUEUE_REQUESTS = Family(
+    _PREFIX + "queue_requests", Kind.GAUGE, (*_SERVICE, "priority"), "Requests that wait for room on a worker."
+)
+QUEUE_BYTES = Family(_PREFIX + "queue_bytes", Kind.GAUGE, (*_SERVICE, "priority"), "Bytes of their bodies.")
+QUEUE_SERVED = Family(
+    _PREFIX + "queue_served_total", Kind.COUNTER, (*_SERVICE, "priority"), "Requests that waited and got their turn."
+)
+QUEUE_SECONDS = Family(
+    _PREFIX + "queue_wait_seconds_total", Kind.COUNTER, (*_SERVICE, "priority"), "Time that those waited, added up."
+)
+QUEUE_REFUSED = Family(
+    _PREFIX + "queue_refused_total", Kind.COUNTER, (*_SERVICE, "priority", "reason"),
+    "Requests refused: the queue was full; it was full and most of it their tenant's; they could not be answered within their "
+    "client's time; they waited as long as they may.",
+)  # fmt: skip
+WORKERS_EJECTED = Family(
+    _PREFIX + "workers_ejected", Kind.GAUGE, (*_POOL, "cause"), "Ready workers that are left alone, by cause."
+)
+EJECTIONS = Family(
+    _PREFIX + "ejections_total", Kind.COUNTER, (*_POOL, "cause"), "Times that a worker was left alone, by cause."
+)
+EJECTIONS_SPARED = Family(
+    _PREFIX + "ejections_spared_total", Kind.COUNTER, _POOL,
+    "Times that a failing worker was left in because too few others were there.",
+)  # fmt: skip
 
 FAMILIES = (
     REQUESTS, ARRIVED, RESPONSES, FAILURES, RETRIES, TTFT, TPOT, DURATION, PROMPT_TOKENS, CACHED_TOKENS, OUTPUT_TOKENS,
     IN_FLIGHT, PENDING, POOL_IN_FLIGHT, POOL_FINISHED, WORKERS, SYNCED, CONNECTIONS, LEASES, DISCOVERY_ERRORS,
     PREDICTED_TOKENS, DELIVERED_TOKENS, MISSED_TOKENS, INDEX_BLOCKS, INDEX_RESETS, INDEX_FALLBACKS, KV_SUBSCRIPTIONS, KV_MESSAGES,
-    KV_TROUBLES,
+    KV_TROUBLES, MESH_PEERS, MESH_MESSAGES, MESH_TROUBLES, MESH_LEASES, MESH_EXPIRED, MESH_SILENCE,
+    QUEUE_REQUESTS, QUEUE_BYTES, QUEUE_SERVED, QUEUE_SECONDS, QUEUE_REFUSED, WORKERS_EJECTED, EJECTIONS, EJECTIONS_SPARED,
 )  # fmt: skip
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from forebay_api.durations import parse_duration_s
-from forebay_api.names import CONTROL_PORT, ROUTER_PORT
+from forebay_api.names import CONTROL_PORT, MESH_PORT, ROUTER_PORT
 
 ENVIRONMENT_PREFIX = "FOREBAY_ROUTER_"
 
@@ -41,6 +41,18 @@ def worker_url(text: str) -> str:
     if parts.scheme != "http" or not parts.hostname or port is None or parts.path not in {"", "/"}:
         raise ValueError(f"{text!r} is not a worker's address; write http://HOST:PORT without a path")
     return f"http://{parts.netloc}"
+
+
+def peer_address(text: str) -> str:
+    """tcp://HOST:PORT of another replica's mesh port."""
+    parts = urlsplit(text if "//" in text else f"tcp://{text}")
+    try:
+        port = parts.port
+    except ValueError:
+        port = None
+    if parts.scheme != "tcp" or not parts.hostname or not port or parts.path:
+        raise ValueError(f"{text!r} is not a peer's address; write tcp://HOST:{MESH_PORT}")
+    return f"tcp://{parts.netloc}"
 
 
 def duration_s(text: str) -> float:
@@ -160,6 +172,19 @@ GROUPS: tuple[tuple[str, tuple[Option, ...]], ...] = (
             Option("--index-blocks", count, "250000", "N", "prompt blocks in the prefix index, about 200 bytes each"),
             Option("--body-limit", size_bytes, "64MiB", "SIZE", "largest request body; above it 413"),
             Option("--head-limit", size_bytes, "64KiB", "SIZE", "largest request line and headers; above it 431"),
+        ),
+    ),
+    (
+        "Replicas",
+        (
+            Option("--mesh", host_port, None, "HOST:PORT",
+                   f"tell other replicas here what is sent where, such as 0.0.0.0:{MESH_PORT}"),
+            Option("--peers", peer_address, None, "ADDRESS",
+                   "other replicas' mesh ports; this one's own may be among them", many=True),
+            Option("--peer-pods", str, None, "SELECTOR", "with --kubernetes: other replicas are the pods with these labels"),
+            Option("--peer-namespace", str, None, "NAME", "namespace of these pods"),
+            Option("--replica-name", str, None, "NAME",
+                   "tells replicas apart, a pod's name for instance (default: host and mesh port)"),
         ),
     ),
     (

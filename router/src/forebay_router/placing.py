@@ -26,13 +26,14 @@ from forebay_router.headers import SERVICE_HEADER
 from forebay_router.health.guard import Guard
 from forebay_router.index.prefix_index import NOWHERE, LookUp, PrefixIndex
 from forebay_router.learning import Trip, learn
+from forebay_router.leases import Lease
 from forebay_router.metrics import PoolStats
 from forebay_router.parsing import ParsedRequest
 from forebay_router.pending import Pending, Refusal, Wait
 from forebay_router.predicting import Demand
 from forebay_router.reading import Received
 from forebay_router.rewriting import needs_one_worker
-from forebay_router.table import Lease, Service, ServiceKey, Worker, WorkerTable
+from forebay_router.table import Service, ServiceKey, Worker, WorkerTable
 
 ATTENTION_S: Final = 0.1
 """A shorter predicted wait is nothing that a client's time limit or a queue could be about."""
@@ -297,7 +298,7 @@ class Placing:
             place = Place(lease, None, choice, trip)
         else:
             if look_up is not None:
-                self.index.approximate.record(worker.spec.uid, look_up.content)
+                self.index.passed_on(worker.spec.uid, look_up.content)
             prefill = take(prefiller, prompt_tokens=uncached, output_tokens=1)
             lease = take(worker, prompt_tokens=0, output_tokens=demand.output_tokens)
             place = Place(lease, prefill, choice, trip)

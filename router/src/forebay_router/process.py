@@ -33,6 +33,7 @@ from forebay_router.health.watch import Watch
 from forebay_router.index.approximate import ApproximateIndex
 from forebay_router.index.prefix_index import PrefixIndex
 from forebay_router.kv_events import KvEvents
+from forebay_router.mesh.sockets import build_mesh
 from forebay_router.metrics import ServiceStats
 from forebay_router.options import HostPort
 from forebay_router.placing import Placing
@@ -127,6 +128,7 @@ class Process:
     router: Router = field(init=False)
     discovery: Discovery = field(init=False)
     kv_events: KvEvents = field(init=False)
+    watch: Watch = field(init=False)
     listen_address: HostPort | None = None
     """Where clients are served, once they are."""
     control_address: HostPort | None = None
@@ -140,6 +142,8 @@ class Process:
         self.router = build_router(self.settings)
         self.discovery = build_discovery(self.settings, self.router.table, self.router.tools.upstreams)
         tools = self.router.tools
+        self.router.mesh = build_mesh(self.settings.replica, self.router.table, tools.placing.index)
+        self.watch = Watch(self.router.table, tools.placing.guard, tools.upstreams)
         self.kv_events = KvEvents(self.router.table, tools.placing.index.precise, tools.upstreams)
 
     def on_signal(self) -> None:
@@ -157,14 +161,15 @@ class Process:
         server = await loop.create_server(connections.make, sock=data_socket, backlog=LISTEN_BACKLOG)
         control = control_server(control_app(self.router, self.discovery, self.kv_events))
         log.info("router listens", extra={"data": str(self.listen_address), "control": str(self.control_address)})
-        placing, upstreams = self.router.tools.placing, self.router.tools.upstreams
         async with asyncio.TaskGroup() as tasks:
             background = [
                 tasks.create_task(self.discovery.run(), name="discovery"),
                 tasks.create_task(self.router.sweep(), name="sweep"),
                 tasks.create_task(self.kv_events.run(), name="kv events"),
-                tasks.create_task(Watch(self.router.table, placing.guard, upstreams).run(), name="watch"),
+                tasks.create_task(self.watch.run(), name="watch"),
             ]
+            if self.router.mesh is not None:
+                background.append(tasks.create_task(self.router.mesh.run(), name="mesh"))
             serving = tasks.create_task(control.serve(sockets=[control_socket]), name="control")
             await self.stop.wait()
             await self._drain(server, connections)

@@ -17,6 +17,7 @@ from forebay_router import errors
 from forebay_router.client import ClientConnection, ClientConnections
 from forebay_router.endpoints import ENDPOINTS, HEALTH_PATHS, MODELS_PATH
 from forebay_router.headers import request_id
+from forebay_router.mesh.sockets import Mesh
 from forebay_router.reading import Received
 from forebay_router.relay import Exchange, Tools
 from forebay_router.replies import Cors, ModelList, write_json, write_refusal
@@ -51,6 +52,8 @@ class Router:
     models: ModelList = field(init=False)
     connections: ClientConnections | None = None
     """Set by `listen_with`."""
+    mesh: Mesh | None = None
+    """The other replicas, where there may be any."""
 
     def __post_init__(self) -> None:
         """Listen to the table."""

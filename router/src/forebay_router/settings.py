@@ -12,6 +12,7 @@ from typing import Any
 from forebay_api.modelservice import Role
 from forebay_router.access_log import AccessLogMode
 from forebay_router.options import ENVIRONMENT_PREFIX, GROUPS, OPTIONS, HostPort, Option
+from forebay_router.replicas import ReplicaSettings, read_replica_settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,7 @@ class Settings:
     objective_target: float
     access_log: AccessLogMode
     log_level: str
+    replica: ReplicaSettings
 
 
 _DESCRIPTION = """Sends each request for a language model to the worker that will answer it in time.
@@ -181,6 +183,7 @@ def build_settings(values: Mapping[str, Any]) -> Settings:
         objective_target=values["objective_target"],
         access_log=AccessLogMode(values["access_log"]),
         log_level=values["log_level"],
+        replica=read_replica_settings(values),
     )
 
 

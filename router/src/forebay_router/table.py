@@ -8,8 +8,7 @@ old address is a stranger and inherits nothing.
     not ready  gets none; its running ones go on
     draining   gets none; about to leave; its running ones go on
 
-A lease is a request's claim on one worker, taken at dispatch and released exactly once on any exit; use it as a context
-manager. Observers hear of every take and release: a broadcast to other router replicas is one more observer.
+Observers hear of every lease taken, prefilled and released: the broadcast to other router replicas is one.
 """
 
 import time
@@ -17,13 +16,13 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from operator import attrgetter
-from types import TracebackType
-from typing import Any, NewType, Self
+from typing import Any, NewType
 
 from forebay_api.modelservice import Role
 from forebay_api.objective import Objective
 from forebay_router.choose import Snapshot
 from forebay_router.health.breaker import Health
+from forebay_router.leases import Lease, LeaseEvent
 from forebay_router.metrics import PoolStats, ServiceStats
 from forebay_router.peer import Peer
 from forebay_router.predicting import Candidate, Load
@@ -177,50 +176,6 @@ class Service:
         )
 
 
-class Lease:
-    """A request's claim on a worker. Released once; a second release is a programming error."""
-
-    __slots__ = ("_table", "held", "number", "output_tokens", "prompt_tokens", "worker")
-
-    def __init__(
-        self, table: "WorkerTable", number: int, worker: Worker, *, prompt_tokens: int, output_tokens: int
-    ) -> None:
-        self._table = table
-        self.number = number
-        self.worker = worker
-        self.prompt_tokens = prompt_tokens
-        self.output_tokens = output_tokens
-        self.held = True
-
-    def prefilled(self) -> None:
-        """The first token came: its prompt is no longer work to do."""
-        load = self.worker.candidate.load
-        load.backlog.computed(self.number, self._table.clock())
-        load.prompt_tokens -= self.prompt_tokens
-        self.prompt_tokens = 0
-        if self._table.waiting:
-            self._table.freed(self.worker)
-
-    def release(self) -> None:
-        """End the claim."""
-        self._table.release(self)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.release()
-
-
-class LeaseEvent(StrEnum):
-    """What happened to a lease."""
-
-    TAKEN = "taken"
-    RELEASED = "released"
-
-
 @dataclass(slots=True)
 class WorkerTable:
     """Services, workers and leases; every change is one synchronous method."""
@@ -331,9 +286,15 @@ class WorkerTable:
                 hook()
 
     def freed(self, worker: Worker) -> None:
-        """A worker may take more than a moment ago, and somebody waits for it."""
+        """A worker may take more than a moment ago, and somebody waits."""
         if not worker.peer.gone:
             self._changed(self.services[worker.spec.service])
+
+    def room_made(self) -> None:
+        """Workers may take more than a moment ago, for a reason outside of this table."""
+        if self.waiting:
+            for service in self.services.values():
+                self._changed(service)
 
     def _changed(self, service: Service) -> None:
         for hook in self.on_change:
@@ -358,7 +319,8 @@ class WorkerTable:
 
     def take(self, worker: Worker, *, prompt_tokens: int, output_tokens: int, visible: bool = True) -> Lease:
         """Claim a worker for a request, with the prompt tokens it has to compute. `visible`: its first token will be seen."""
-        lease = Lease(self, self._next_lease, worker, prompt_tokens=prompt_tokens, output_tokens=output_tokens)
+        number = self._next_lease
+        lease = Lease(self, number, worker, prompt_tokens=prompt_tokens, output_tokens=output_tokens, visible=visible)
         self._next_lease += 1
         self.leases[lease.number] = lease
         load = worker.candidate.load

@@ -2,8 +2,9 @@
 
 import pytest
 
-from forebay_router.health.frozen import BLIND_S, FROZEN_S, QUIET_S, Pulse, read_counters
+from forebay_router.health.frozen import LIMITS, Pulse, read_counters
 
+QUIET_S, FROZEN_S, BLIND_S = LIMITS.quiet_s, LIMITS.still_s, LIMITS.blind_s
 METRICS = b"""# HELP vllm:generation_tokens_total Number of generation tokens processed.
 # TYPE vllm:generation_tokens_total counter
 vllm:generation_tokens_total{engine="0",model_name="m"} %d
@@ -26,7 +27,7 @@ def seconds(start: float, stop: float) -> list[float]:
 
 
 @pytest.mark.parametrize(
-    ("looks", "now_s", "others_moved_s", "frozen"),
+    ("looks", "now_s", "others_worked_s", "frozen"),
     [
         ([], 300.0, 299.0, False),
         ([(QUIET_S, 7)], QUIET_S, 0.0, False),
@@ -52,18 +53,18 @@ def seconds(start: float, stop: float) -> list[float]:
         "it has no counters, and nobody goes on",
     ],
 )
-def test_frozen(looks, now_s, others_moved_s, frozen):
-    assert (watched(*looks).frozen(now_s, others_moved_s=others_moved_s) is not None) is frozen
+def test_frozen(looks, now_s, others_worked_s, frozen):
+    assert (watched(*looks).frozen(now_s, others_worked_s=others_worked_s) is not None) is frozen
 
 
 def test_any_progress_ends_the_suspicion():
     made = watched(*((at, 7) for at in seconds(10, 40)))
-    assert made.frozen(40.0, others_moved_s=0.0)
+    assert made.frozen(40.0, others_worked_s=0.0)
     made.move(40.5)
-    assert made.frozen(41.0, others_moved_s=0.0) is None
+    assert made.frozen(41.0, others_worked_s=0.0) is None
     assert not made.quiet(50.0)
     made.look(7, 51.0)
-    assert made.frozen(60.0, others_moved_s=0.0) is None, "it is looked at anew"
+    assert made.frozen(60.0, others_worked_s=0.0) is None, "it is looked at anew"
 
 
 def test_found_within_the_documented_time():

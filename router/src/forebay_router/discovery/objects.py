@@ -62,7 +62,7 @@ def worker_state(pod: Mapping[str, Any]) -> WorkerState:
     return WorkerState.READY if status.get("podIP") and _ready(status) else WorkerState.NOT_READY
 
 
-def _named_port(pod: Mapping[str, Any], name: str) -> int | None:
+def named_port(pod: Mapping[str, Any], name: str) -> int | None:
     """The number of a pod's port of this name."""
     for container in (pod.get("spec") or {}).get("containers") or ():
         for port in container.get("ports") or ():
@@ -83,12 +83,12 @@ def read_worker(pod: Mapping[str, Any]) -> WorkerSpec | None:
         uid=WorkerUid(metadata["uid"]),
         name=f"{metadata['namespace']}/{metadata['name']}",
         host=(pod.get("status") or {}).get("podIP") or "",
-        port=_named_port(pod, names.HTTP_PORT_NAME) or names.ENGINE_PORT,
+        port=named_port(pod, names.HTTP_PORT_NAME) or names.ENGINE_PORT,
         service=ServiceKey(metadata["namespace"], service),
         pool=labels.get(names.POOL_LABEL, ""),
         role=Role(role),
         state=worker_state(pod),
         revision=labels.get(names.REVISION_LABEL, ""),
-        kv_events_port=_named_port(pod, names.KV_EVENTS_PORT_NAME),
-        kv_replay_port=_named_port(pod, names.KV_REPLAY_PORT_NAME),
+        kv_events_port=named_port(pod, names.KV_EVENTS_PORT_NAME),
+        kv_replay_port=named_port(pod, names.KV_REPLAY_PORT_NAME),
     )

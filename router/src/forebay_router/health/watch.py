@@ -19,7 +19,7 @@ import orjson
 
 from forebay_router.errors import FailureReason, WorkerFailure
 from forebay_router.health.breaker import Cause, Condition
-from forebay_router.health.frozen import Pulse, read_counters
+from forebay_router.health.frozen import LIMITS, Limits, Pulse, read_counters
 from forebay_router.health.guard import Guard
 from forebay_router.peer import Peer
 from forebay_router.table import Worker, WorkerTable
@@ -48,13 +48,16 @@ class Watch:
     table: WorkerTable
     guard: Guard
     upstreams: Upstreams
+    limits: Limits = LIMITS
+    round_s: float = ROUND_S
+    sign_timeout_s: float = SIGN_TIMEOUT_S
     watched: dict[str, _Watched] = field(default_factory=dict)
     """By worker uid."""
 
     async def run(self) -> None:
         """Watch for ever."""
         while True:
-            await asyncio.sleep(ROUND_S)
+            await asyncio.sleep(self.round_s)
             await self.round()
 
     async def round(self) -> None:
@@ -84,12 +87,16 @@ class Watch:
             watched = self.watched.get(uid)
             if watched is None:
                 spec = worker.spec
-                watched = self.watched[uid] = _Watched(Pulse(now_s), Peer(spec.name, spec.host, spec.port))
+                watched = self.watched[uid] = _Watched(
+                    Pulse(now_s, limits=self.limits), Peer(spec.name, spec.host, spec.port)
+                )
             pulse, finished = watched.pulse, worker.candidate.speed.finished
-            moved_s = content_s.get(worker.peer, now_s)
+            worked_s = content_s.get(worker.peer, 0.0)
             if finished != pulse.finished:
                 pulse.finished = finished
-                moved_s = now_s
+                worked_s = now_s
+            pulse.worked_s = max(pulse.worked_s, worked_s)
+            moved_s = worked_s if worker.peer in content_s else now_s
             if moved_s > pulse.moved_s:
                 pulse.move(moved_s)
 
@@ -118,22 +125,15 @@ class Watch:
             log.debug("quiet worker does not show its counters: %s", failure.message)
         now_s = time.monotonic()
         watched.pulse.look(counters, now_s)
-        detail = watched.pulse.frozen(now_s, others_moved_s=self._others_moved_s(worker))
+        detail = watched.pulse.frozen(now_s, others_worked_s=self._others_worked_s(worker))
         if detail is not None and self.guard.freeze(worker, detail):
             self._fail_over(worker, detail)
 
-    def _others_moved_s(self, worker: Worker) -> float:
-        """When another worker of the service made progress last, with something in flight."""
+    def _others_worked_s(self, worker: Worker) -> float:
+        """When another worker of the service made progress last."""
         service = self.table.services.get(worker.spec.service)
-        others = () if service is None else (one for one in service.workers.values() if one is not worker)
-        return max(
-            (
-                self.watched[one.spec.uid].pulse.moved_s
-                for one in others
-                if one.load.requests and one.spec.uid in self.watched
-            ),
-            default=0.0,
-        )
+        others = () if service is None else (uid for uid in service.workers if uid != worker.spec.uid)
+        return max((self.watched[uid].pulse.worked_s for uid in others if uid in self.watched), default=0.0)
 
     def _fail_over(self, worker: Worker, detail: str) -> None:
         """Give up what waits for its first byte there: other workers will answer."""
@@ -148,7 +148,7 @@ class Watch:
         body = orjson.dumps({"model": service.spec.models[0], "prompt": "a", "max_tokens": 1})
         peer = self.watched[worker.spec.uid].peer
         try:
-            answer = await self.upstreams.post(peer, "/v1/completions", body, timeout_s=SIGN_TIMEOUT_S)
+            answer = await self.upstreams.post(peer, "/v1/completions", body, timeout_s=self.sign_timeout_s)
         except WorkerFailure as failure:
             log.debug("frozen worker gives no sign of life: %s", failure.message)
             self.guard.rest_on(worker, time.monotonic())

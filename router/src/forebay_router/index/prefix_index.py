@@ -10,7 +10,7 @@ that answers tell (a quarter until the first one). What an answer delivered is p
 The precise source needs token ids. A request that brings them is matched exactly; for any other the approximate source answers.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from math import inf
 from typing import Final
@@ -96,6 +96,8 @@ class PrefixIndex:
     services: dict[str, Known] = field(default_factory=dict)
     fallbacks: int = 0
     """Times that the precise source was given up for a worker, so far."""
+    on_sent: list[Callable[[str, Content], None]] = field(default_factory=list)
+    """Told of every prompt that this router sends to a worker."""
 
     # -- workers ------------------------------------------------------------------------------------------------------
 
@@ -145,7 +147,13 @@ class PrefixIndex:
         """The prompt goes to a worker."""
         precise_tokens = look_up.precise.get(uid)
         used = self._source(uid) if precise_tokens is not None else Source.APPROXIMATE
-        return Dispatch(uid, look_up, self.approximate.record(uid, look_up.content), used, precise_tokens)
+        return Dispatch(uid, look_up, self.passed_on(uid, look_up.content), used, precise_tokens)
+
+    def passed_on(self, uid: str, content: Content) -> Sent:
+        """A worker gets a prompt, to compute it or with its KV cache from elsewhere."""
+        for hook in self.on_sent:
+            hook(uid, content)
+        return self.approximate.record(uid, content)
 
     def answered(self, service: str, dispatch: Dispatch, *, prompt_tokens: int, cached_tokens: int | None) -> None:
         """The answer told its prompt tokens and, where the engine says so, how many of them were cached."""
