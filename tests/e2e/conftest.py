@@ -90,8 +90,8 @@ def serve(system: System, namespace: str) -> Callable[..., Service]:
 def load(system: System) -> Callable[..., Any]:
     """A load on a service for the length of a block."""
 
-    def start(service: Service, *, rate_rps: float = 4.0, output_tokens: int = 64) -> Any:
-        workload = Workload(model=service.model, output_tokens=output_tokens)
+    def start(service: Service, *, rate_rps: float = 4.0, output_tokens: int = 64, prompt_words: int = 150) -> Any:
+        workload = Workload(model=service.model, output_tokens=output_tokens, prompt_words=prompt_words)
         return loading(system.router_url(), workload, objective=OBJECTIVE, rate_rps=rate_rps)
 
     return start

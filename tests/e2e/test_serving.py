@@ -57,18 +57,22 @@ def counter(system: System, pod: str, namespace: str, name: str) -> float:
 
 
 def test_prefill_and_decode_workers_share_each_request(system, serve, load, namespace):
-    """Seen in the workers' own counters: prompts are computed on prefill, fetched by decode, and answered there."""
+    """Seen in the workers' own counters: prompts are computed on prefill, fetched by decode, and answered there.
+
+    A decode worker computes a prompt itself where that is predicted to take less, so not every request is split.
+    """
     service: Service = serve(**PREFILL_DECODE)
-    with load(service, rate_rps=4, output_tokens=32) as run:
-        run.wait_for(20)
+    with load(service, rate_rps=5, output_tokens=100, prompt_words=1500) as run:
+        run.wait_for(30)
     assert run.report.failed == 0, run.report.errors()
     found = system.get("pods", "-l", f"forebay.dev/model-service={service.name}", namespace=namespace)["items"]
     pods = {one["metadata"]["labels"]["forebay.dev/role"]: one["metadata"]["name"] for one in found}
     sent = len(run.report.records)
+    prefilled = counter(system, pods["Prefill"], namespace, "vllm:generation_tokens_total")  # one token a request
     from_prefill = 'vllm:prompt_tokens_by_source_total{engine="0",model_name="%s",source="external_kv_transfer"}'
-    assert counter(system, pods["Prefill"], namespace, "vllm:generation_tokens_total") == sent  # one token a request
-    assert counter(system, pods["Decode"], namespace, "vllm:generation_tokens_total") >= sent * 32
-    assert counter(system, pods["Decode"], namespace, from_prefill % service.model) > 0
+    assert 0 < prefilled <= sent
+    assert counter(system, pods["Decode"], namespace, "vllm:generation_tokens_total") >= sent * 100
+    assert counter(system, pods["Decode"], namespace, from_prefill % service.model) > prefilled * 1000
 
 
 def test_deleting_the_service_removes_every_child(system, serve, namespace):

@@ -75,7 +75,7 @@ class Running:
                 assert pool.in_flight == 0
         for worker in self.table.workers.values():
             assert (worker.load.requests, worker.load.prompt_tokens, worker.load.output_tokens) == (0, 0, 0)
-        assert not self.process.router.tools.upstreams.in_flight
+        await until(lambda: not self.process.router.tools.upstreams.awaited(), "no worker is waited for")
 
 
 @asynccontextmanager

@@ -2,9 +2,11 @@
 
 import asyncio
 import time
+from dataclasses import replace
 
 import pytest
 
+from forebay_router.table import WorkerState
 from tests.router.harness import ask, chat, request_bytes, routed, running, until
 from tests.router.scripted import ScriptedWorker, completion, hello, workers
 
@@ -204,3 +206,17 @@ async def test_balance_survives_aborts_and_a_restart():
         await asyncio.gather(*(one() for _ in range(300)))
         got = [len(worker.asked) - start for worker, start in zip(made, before, strict=True)]
         assert all(80 <= count <= 120 for count in got), got
+
+
+async def test_held_request_is_served_by_a_service_that_was_deleted_and_made_again():
+    """It waits for the name, not for the object that bore it."""
+    async with workers(hello) as [worker], routed(worker, flags=("--probe-interval", "1h")) as router:
+        table = router.table
+        service, (spec,) = router.service, [one.spec for one in table.workers.values()]
+        table.put_worker(replace(spec, state=WorkerState.NOT_READY), 0.0)
+        asking = asyncio.create_task(ask(router, chat()))
+        await until(lambda: service.stats.pending == 1, "held")
+        table.drop_service(service.spec.key)
+        table.put_service(service.spec)
+        table.put_worker(spec, 0.0)
+        assert (await asking).status == 200

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from forebay_router.answer import Answer
 from forebay_router.peer import Peer
-from forebay_router.upstream import UpstreamConnection
+from forebay_router.upstream import UpstreamConnection, Upstreams
+from tests.router.ear import Ear
 from tests.router.harness import ask, chat, routed
 from tests.router.scripted import completion, hello, workers
 
@@ -57,18 +58,19 @@ class _Understood:
 
 async def _feed(parts: list[bytes], *, then_closed: bool) -> _Understood:
     peer, transport = Peer("w", "127.0.0.1", 1), _Transport()
-    connection = UpstreamConnection(peer, set())
+    connection = UpstreamConnection(peer, Upstreams(connect_timeout_s=1, idle_s=1))
     connection.connection_made(transport)  # type: ignore[arg-type]
-    answer = Answer(asyncio.get_running_loop(), now_s=time.monotonic(), scanner=None)
+    ear = Ear()
+    answer = Answer(ear, now_s=time.monotonic())
     answer.collect_whole()
-    connection.send([ASK], answer)
+    connection.send((ASK,), answer, reused=False)
     for part in parts:
         if not transport.closing:
             connection.data_received(part)
     reusable = connection in peer.idle and not transport.closing
     if then_closed and connection.answer is not None:
         connection.connection_lost(None)
-    failed = answer.closed.done() and answer.closed.exception() is not None
+    failed = bool(ear.ends)
     whole = (answer.status, answer.take_buffered()) if answer.complete and not failed else None
     return _Understood(whole, reusable, failed)
 

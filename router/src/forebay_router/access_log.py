@@ -35,11 +35,9 @@ class AccessLog:
             return record.status >= 400 or record.reason is not None
         return self.mode is AccessLogMode.ALL
 
-    def write(
-        self, record: Record, verdict: Verdict | None, *, request_id: bytes, path: bytes, model: str | None
-    ) -> None:
+    def write(self, record: Record, verdict: Verdict | None, *, request_id: bytes, path: bytes) -> None:
         """The line of an ended request."""
-        usage = record.usage
+        usage, model = record.usage, record.model
         fields = {
             "request_id": request_id.decode(),
             "path": path[:200].decode(errors="replace"),

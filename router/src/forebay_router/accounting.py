@@ -1,7 +1,7 @@
 """What a request comes to: times, tokens, verdict. One call at the end of each request.
 
     TTFT   arrival to first content, of streamed answers
-    TPOT   (last content - first content) / (output tokens - 1), of streamed answers whose token count is known
+    TPOT   (last content - first content) / (output tokens of one choice - 1), of streamed answers whose token count is known
 
 An answer that is not streamed shows neither. It is judged by a bound: had it met both limits, it would have ended within
 ttft + (tokens - 1) x tpot; a later end proves that it missed one. Client errors (4xx) and helper calls are not judged:
@@ -26,6 +26,8 @@ class Record:
     outcome: Outcome | None = None
     """None for client errors."""
     reason: FailureReason | None = None
+    model: str | None = None
+    """Name that the client sent."""
     streamed = False
     first_content_s: float | None = None
     last_content_s: float | None = None
@@ -36,6 +38,8 @@ class Record:
     """Name of the worker of the last attempt."""
     prefill_worker: str | None = None
     attempts = 0
+    choices = 1
+    """Answers in one: the token count is their sum, and they come side by side."""
 
     def __init__(self, arrived_s: float, *, judged: bool = True) -> None:
         self.arrived_s = arrived_s
@@ -60,7 +64,12 @@ class Record:
         """Mean time per output token after the first, where it is known."""
         if self.first_content_s is None or self.last_content_s is None or self.usage is None:
             return None
-        return time_per_output_token_s(self.first_content_s, self.last_content_s, self.usage.output_tokens)
+        return time_per_output_token_s(self.first_content_s, self.last_content_s, self.tokens_of_one)
+
+    @property
+    def tokens_of_one(self) -> int:
+        """Output tokens of one choice, on average; 0 when unknown."""
+        return round(self.usage.output_tokens / self.choices) if self.usage else 0
 
 
 def verdict_of(record: Record, objective: Objective) -> Verdict | None:
@@ -69,7 +78,7 @@ def verdict_of(record: Record, objective: Objective) -> Verdict | None:
         return None
     if record.streamed or record.outcome is not Outcome.FINISHED:
         return judge(record.outcome, record.ttft_s, record.tpot_s, objective)
-    further_tokens = max(0, record.usage.output_tokens - 1) if record.usage else 0
+    further_tokens = max(0, record.tokens_of_one - 1)
     least_ttft_s = record.ended_s - record.arrived_s - further_tokens * objective.tpot_s
     return judge(record.outcome, least_ttft_s, None, objective)
 

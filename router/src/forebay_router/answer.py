@@ -10,17 +10,20 @@ Until it has opened, nothing of it has reached the client, so the relay may stil
 engine sends the head of an event stream while the request waits in its queue; the head is held here until the first event,
 which is what lets a request whose worker dies in that time be answered by another.
 
-`opened` and `closed` are the only two points where the relay waits; every byte between them goes through `sink` without a
-task switch.
+A `Listener` is told of the two moments that matter, in the callback that brought the bytes: no task wakes up for them. Every
+byte between them goes through `sink`.
+
+    answer_opened   at most once, when the first part may be passed on; `complete` tells whether that is already all of it
+    answer_ended    once, unless it was complete when it opened or was abandoned: the end, or the failure that ended it
 """
 
-import asyncio
 import math
 import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, auto
+from typing import Protocol
 
 from forebay_router.errors import FailureReason, WorkerFailure
 from forebay_router.headers import Headers, index
@@ -43,6 +46,42 @@ class Passing(Enum):
     PIECES = auto()
 
 
+class Listener(Protocol):
+    """Who has asked."""
+
+    def answer_opened(self, answer: "Answer") -> None:
+        """The first part may be passed on."""
+
+    def answer_ended(self, answer: "Answer", failure: WorkerFailure | None) -> None:
+        """Nothing more will come; `failure` tells why, when it was not the end."""
+
+
+class Carrier(Protocol):
+    """The connection that brings an answer, or the attempt to make one."""
+
+    def let_go(self) -> None:
+        """Bring no more of it, at once: a connection is closed."""
+
+    def pause(self) -> None:
+        """Stop reading."""
+
+    def resume(self) -> None:
+        """Read again."""
+
+
+class _Nobody:
+    """Listens to an answer that is over, so that the answer does not hold on to who asked."""
+
+    def answer_opened(self, answer: "Answer") -> None:
+        """Nothing to do."""
+
+    def answer_ended(self, answer: "Answer", failure: WorkerFailure | None) -> None:
+        """Nothing to do."""
+
+
+_NOBODY = _Nobody()
+
+
 class Answer:
     """What one worker says to one attempt.
 
@@ -53,7 +92,10 @@ class Answer:
     length: int | None = None
     """Content-Length, where there is one."""
     passing = Passing.PIECES
+    opened = False
     complete = False
+    over = False
+    """It is complete, has failed, or is not wanted any more."""
     sink: Callable[[bytes], None] | None = None
     """Takes each part as it comes, once the relay has set it."""
     chunk_sink: Callable[[bytes], None] | None = None
@@ -65,14 +107,14 @@ class Answer:
     idle_limit_s = math.inf
     collected = False
     """The router itself reads it, as one piece."""
+    carrier_lost = False
+    """A connection that the request had been written to ended."""
+    carrier: Carrier | None = None
+    """Brings the answer, from when it is sent for until it is over."""
     _buffered_bytes = 0
-    _detach: Callable[[], None] | None = None
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, *, now_s: float, scanner: EventScanner | None) -> None:
-        self.opened: asyncio.Future[None] = loop.create_future()
-        """Done when the first part may be passed on; raises WorkerFailure."""
-        self.closed: asyncio.Future[None] = loop.create_future()
-        """Done when the answer has come to its end; raises WorkerFailure."""
+    def __init__(self, listener: Listener, *, now_s: float, scanner: EventScanner | None = None) -> None:
+        self.listener: Listener = listener
         self.headers: Headers = []
         self.fields: dict[bytes, bytes] = {}
         """Headers by name."""
@@ -85,10 +127,6 @@ class Answer:
         """Open only when complete, whatever the type; above COLLECTED_MAX_BYTES the answer fails."""
         self.collected = True
         self.scanner = None
-
-    def attach(self, detach: Callable[[], None]) -> None:
-        """Called by the connection that carries this answer; `detach` ends it there."""
-        self._detach = detach
 
     def begin(self, status: int, headers: Headers, now_s: float) -> None:
         """The head is complete."""
@@ -134,8 +172,8 @@ class Answer:
         sink(data)
         return True
 
-    def take_in(self, block: bytes, now_s: float) -> None:
-        """A part of the body, without transfer coding."""
+    def take_in(self, block: bytes, now_s: float, *, last: bool = False) -> None:
+        """A part of the body, without transfer coding; `finish` follows at once where it is the last."""
         self.last_byte_s = now_s
         if self.scanner is not None:
             block = self.scanner.feed(block, now_s)
@@ -146,54 +184,63 @@ class Answer:
             return
         self._buffer.append(block)
         self._buffered_bytes += len(block)
-        if self.opened.done():
-            return
         if self.collected:
             if self._buffered_bytes > COLLECTED_MAX_BYTES:
                 self._buffer.clear()
                 self.fail(FailureReason.BAD_ANSWER, f"the worker's answer is larger than {COLLECTED_MAX_BYTES} bytes")
-            return
-        if self.passing is not Passing.WHOLE or self._buffered_bytes > WHOLE_MAX_BYTES:
-            self.opened.set_result(None)
+        elif (
+            not self.opened
+            and not last
+            and (self.passing is not Passing.WHOLE or self._buffered_bytes > WHOLE_MAX_BYTES)
+        ):
+            self.opened = True
+            self.listener.answer_opened(self)
 
     def finish(self) -> None:
         """The body is complete as HTTP counts it."""
-        self.complete = True
+        self.complete = self.over = True
+        self.carrier = None
+        listener, self.listener = self.listener, _NOBODY
         if self.scanner is not None:
             rest = self.scanner.finish()
             if rest and self.sink is not None:
                 self.sink(rest)
             elif rest:
                 self._buffer.append(rest)
-        self._detach = None
-        if not self.opened.done():
-            self.opened.set_result(None)
-        if not self.closed.done():
-            self.closed.set_result(None)
+        if self.opened:
+            listener.answer_ended(self, None)
+        else:
+            self.opened = True
+            listener.answer_opened(self)
 
-    def fail(self, reason: FailureReason, message: str) -> None:
-        """The answer will not come to its end; the connection is given up."""
-        detach, self._detach = self._detach, None
-        if detach is not None:
-            detach()
-        failure = WorkerFailure(reason, message)
-        for future in (self.opened, self.closed):
-            if not future.done():
-                future.set_exception(failure)
-                future.exception()  # the other future's waiter may have gone: no "never retrieved" warning
+    def fail(self, reason: FailureReason, message: str, *, refused: bool = False) -> None:
+        """The answer will not come to its end; the connection is given up. Nothing happens when it is over already."""
+        if not self.over:
+            listener = self.listener
+            self.abandon()
+            listener.answer_ended(self, WorkerFailure(reason, message, refused=refused))
 
     def abandon(self) -> None:
         """Nobody wants the rest: the worker's connection is closed at once, which makes the engine stop."""
-        detach, self._detach = self._detach, None
+        self.over = True
+        self.listener = _NOBODY
         self.sink = self.chunk_sink = None
-        if detach is not None:
-            detach()
+        carrier, self.carrier = self.carrier, None
+        if carrier is not None:
+            carrier.let_go()
 
-    def reopen(self) -> None:
-        """Make ready for a second try on another connection; nothing has come yet."""
-        loop = self.opened.get_loop()
-        self.opened = loop.create_future()
-        self.closed = loop.create_future()
+    def pause(self) -> None:
+        """The client does not keep up: read no more until `resume`."""
+        if self.carrier is not None:
+            self.paused = True
+            self.carrier.pause()
+
+    def resume(self) -> None:
+        """The client takes more."""
+        if self.carrier is not None:
+            self.paused = False
+            self.last_byte_s = time.monotonic()
+            self.carrier.resume()
 
     def take_buffered(self) -> bytes:
         """What has come so far, once."""
@@ -206,9 +253,9 @@ class Answer:
         """Which limit is exceeded at `now_s`, if any."""
         if now_s > self.total_deadline_s:
             return FailureReason.TOTAL_TIMEOUT
-        if not self.opened.done():
+        if not self.opened:
             return FailureReason.FIRST_BYTE_TIMEOUT if now_s > self.first_byte_deadline_s else None
-        if not self.complete and not self.paused and now_s > self.last_byte_s + self.idle_limit_s:
+        if not self.paused and now_s > self.last_byte_s + self.idle_limit_s:
             return FailureReason.IDLE_TIMEOUT
         return None
 

@@ -1,9 +1,9 @@
 """Connections from clients.
 
-A connection reads requests and answers them one after the other, in one task of its own (making a task a request costs as much
-as parsing it). While a request is being answered, further bytes (pipelining) wait unparsed up to `HELD_MAX_BYTES`; then reading
-stops. Until that point reading goes on, because only a read tells that the client has left, and then the task is cancelled at
-once.
+A connection reads requests and has them answered one after the other, in the callbacks that bring the bytes: a task a request
+would cost as much as parsing it. What answers a request is a `Work`; while there is one, further bytes (pipelining) wait unparsed
+up to `HELD_MAX_BYTES`; then reading stops. Until that point reading goes on, because only a read tells that the client has left,
+and then the work is told at once.
 
 An answer to an HTTP/1.0 client has no chunks and ends with the connection.
 """
@@ -11,10 +11,10 @@ An answer to an HTTP/1.0 client has no chunks and ends with the connection.
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from http import HTTPStatus
-from typing import cast
+from typing import Protocol, cast
 
 from forebay_router import errors
 from forebay_router.reading import Limits, Received, RequestReader
@@ -28,18 +28,35 @@ LINGER_S = 1.0
 _STATUS_LINES = {status.value: b"HTTP/1.1 %d %b\r\n" % (status.value, status.phrase.encode()) for status in HTTPStatus}
 
 
+class Work(Protocol):
+    """What answers one request. It ends with `ClientConnection.answered`, called once."""
+
+    def begin(self) -> None:
+        """Start; may be answered when this returns."""
+
+    def client_left(self) -> None:
+        """Nobody waits for the answer any more."""
+
+    def give_up(self) -> None:
+        """The router stops: end the answer at once."""
+
+    def client_slow(self) -> None:
+        """The client does not keep up."""
+
+    def client_ready(self) -> None:
+        """The client takes more."""
+
+
 @dataclass(slots=True)
 class ClientConnections:
     """What all client connections share."""
 
     limits: Limits
-    serve: Callable[[Received, "ClientConnection"], Awaitable[None] | None]
-    """Answers one request, at once or by what it returns, which is cancelled when the client leaves."""
+    serve: Callable[[Received, "ClientConnection"], Work | None]
+    """Answers one request at once, or returns what will."""
     draining: bool = False
     """Every answer tells its client to reconnect elsewhere."""
     live: set["ClientConnection"] = field(default_factory=set)
-    tasks: set[asyncio.Task[None]] = field(default_factory=set)
-    """One for each connection that has sent a request."""
     busy: int = 0
     """Requests that are being answered."""
     _all_answered: asyncio.Event = field(default_factory=asyncio.Event)
@@ -59,10 +76,6 @@ class ClientConnections:
         for connection in tuple(self.live):
             connection.cut()
 
-    def began(self) -> None:
-        """A request is being answered."""
-        self.busy += 1
-
     def answered(self) -> None:
         """A request has been answered, or its client is gone."""
         self.busy -= 1
@@ -75,13 +88,11 @@ class ClientConnections:
             self._all_answered.clear()
             await self._all_answered.wait()
 
-    async def cancel(self) -> int:
+    def give_up(self) -> int:
         """End every request that is being answered; how many there were."""
         left = self.busy
-        running = list(self.tasks)
-        for task in running:
-            task.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
+        for connection in tuple(self.live):
+            connection.give_up()
         return left
 
     def sweep(self, now_s: float, *, idle_s: float, request_s: float) -> None:
@@ -94,17 +105,14 @@ class ClientConnection(asyncio.Protocol):
     """One TCP connection from a client."""
 
     __slots__ = (
-        "_busy",
         "_closing",
         "_held",
         "_idle_since_s",
-        "_on_pause",
-        "_on_resume",
+        "_in_turn",
         "_paused_since_s",
         "_reader",
         "_shared",
-        "_task",
-        "_wake",
+        "_work",
         "transport",
     )
 
@@ -112,15 +120,12 @@ class ClientConnection(asyncio.Protocol):
         self.transport: asyncio.Transport | None = None
         self._shared = shared
         self._reader = RequestReader(shared.limits)
-        self._task: asyncio.Task[None] | None = None
-        self._wake: asyncio.Future[None] | None = None
-        """Set while the task waits for a request."""
-        self._busy = False
-        """A request is being answered."""
+        self._work: Work | None = None
+        """Answers the current request."""
+        self._in_turn = False
+        """`_go_on` runs."""
         self._held = bytearray()
         self._closing = False
-        self._on_pause: Callable[[], None] | None = None
-        self._on_resume: Callable[[], None] | None = None
         self._paused_since_s: float | None = None
         """Since when the client has not kept up."""
         self._idle_since_s = time.monotonic()
@@ -137,109 +142,96 @@ class ClientConnection(asyncio.Protocol):
         self.transport = None
         self._shared.live.discard(self)
         self._reader.ready.clear()
-        self._on_pause = self._on_resume = None
-        if self._task is not None:
-            self._task.cancel()
+        if self._work is not None:
+            self._work.client_left()
 
     def pause_writing(self) -> None:
         """Called by the loop: the write buffer is full."""
         self._paused_since_s = time.monotonic()
-        if self._on_pause is not None:
-            self._on_pause()
+        if self._work is not None:
+            self._work.client_slow()
 
     def resume_writing(self) -> None:
         """Called by the loop: the write buffer has room again."""
         self._paused_since_s = None
-        if self._on_resume is not None:
-            self._on_resume()
-
-    def watch_flow(self, on_pause: Callable[[], None], on_resume: Callable[[], None]) -> None:
-        """Be told, for the rest of this answer, when the client does not keep up and when it does again."""
-        self._on_pause, self._on_resume = on_pause, on_resume
-        if self._paused_since_s is not None:
-            on_pause()
+        if self._work is not None:
+            self._work.client_ready()
 
     def data_received(self, data: bytes) -> None:
         """Called by the loop: one read."""
         if self._closing:
             return
-        if not self._busy:
-            self._read(data)
+        if self._work is None:
+            self._reader.feed(data)
+            self._go_on()
             return
         self._held += data
         if len(self._held) > HELD_MAX_BYTES and self.transport is not None:
             self.transport.pause_reading()
 
-    def _read(self, data: bytes) -> None:
-        reader = self._reader
-        reader.feed(data)
-        if reader.ready:
-            self._serve_next()
-        elif reader.continue_due and self.transport is not None:
-            reader.continue_due = False
-            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-
     # -- serving ------------------------------------------------------------------------------------------------------
 
-    def _serve_next(self) -> None:
-        """A request is ready: let the task take it."""
-        if self.transport is None:
-            return
-        self._busy = True
-        self._shared.began()
-        if self._wake is not None:
-            if not self._wake.done():
-                self._wake.set_result(None)
-            return
-        if self._task is not None:
-            return  # it has just answered a request and goes on with this one
-        loop = asyncio.get_running_loop()
-        self._task = task = loop.create_task(self._serve(loop))
-        self._shared.tasks.add(task)
-        task.add_done_callback(self._shared.tasks.discard)
-
-    async def _serve(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Answer requests until the connection ends."""
-        while self.transport is not None:
-            try:
-                request = self._reader.ready.popleft()
-                self._closing = self._closing or request.refused is not None
-                work = self._shared.serve(request, self)
-                if work is not None:
-                    await work
-            except Exception:
-                log.exception("a request was left unanswered")
-                self.cut()
-            finally:
-                self._busy = False
-                self._on_pause = self._on_resume = None
-                self._shared.answered()
-            self._idle_since_s = time.monotonic()
-            self._go_on()
-            if not self._busy:
-                self._wake = loop.create_future()
-                await self._wake
-                self._wake = None
-
     def _go_on(self) -> None:
-        """After an answer: the next request, or more bytes, or the end."""
-        transport = self.transport
-        if transport is None:
+        """Have requests answered in order, until one takes its time or more bytes are needed.
+
+        A loop, since answers that are given at once come back here: a recursion would grow with what a client pipelines.
+        """
+        if self._in_turn:
             return
+        self._in_turn = True
+        try:
+            while self._work is None and self.transport is not None and self._turn(self.transport):
+                pass
+        finally:
+            self._in_turn = False
+
+    def _turn(self, transport: asyncio.Transport) -> bool:
+        """The next request, or more bytes, or the end; False when there is nothing to do now."""
+        reader = self._reader
         if self._closing:
             self._linger(transport)
-        elif self._reader.ready:
-            self._busy = True
-            self._shared.began()
+        elif reader.ready:
+            self._begin(reader.ready.popleft())
+            return True
         elif self._held:
             data = bytes(self._held)
             self._held.clear()
             transport.resume_reading()
-            self._read(data)
-        elif self._shared.draining and not self._reader.receiving:
+            reader.feed(data)
+            return True
+        elif reader.continue_due:
+            reader.continue_due = False
+            transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        elif self._shared.draining and not reader.receiving:
             transport.close()
-        elif self._reader.continue_due:
-            self._read(b"")
+        return False
+
+    def _begin(self, request: Received) -> None:
+        self._shared.busy += 1
+        self._closing = request.refused is not None
+        work = None
+        try:
+            work = self._shared.serve(request, self)
+        except Exception:
+            log.exception("a request was left unanswered")
+            self.cut()
+        if work is None:
+            self.answered()
+        else:
+            self._work = work
+            work.begin()
+
+    def answered(self) -> None:
+        """The request has been answered, or cannot be."""
+        self._work = None
+        self._idle_since_s = time.monotonic()
+        self._shared.answered()
+        self._go_on()
+
+    def give_up(self) -> None:
+        """End the request that is being answered."""
+        if self._work is not None:
+            self._work.give_up()
 
     def _linger(self, transport: asyncio.Transport) -> None:
         """Close so that the client gets to read the answer: closing with unread bytes would reset the connection."""
@@ -257,9 +249,14 @@ class ClientConnection(asyncio.Protocol):
         """The client is still there."""
         return self.transport is not None
 
+    @property
+    def slow(self) -> bool:
+        """The client does not keep up with what has been written."""
+        return self._paused_since_s is not None
+
     def close_if_idle(self) -> None:
         """Close unless a request is being received or answered."""
-        if not self._busy and not self._reader.receiving and self.transport is not None:
+        if self._work is None and not self._reader.receiving and self.transport is not None:
             self.transport.close()
 
     def expire(self, now_s: float, *, idle_s: float, request_s: float) -> None:
@@ -269,7 +266,7 @@ class ClientConnection(asyncio.Protocol):
         if self._paused_since_s is not None and now_s - self._paused_since_s > request_s:
             self.transport.abort()  # it does not read what it asked for
             return
-        if self._busy or self._closing:
+        if self._work is not None or self._closing:
             return
         reader = self._reader
         if not reader.receiving:
@@ -278,7 +275,7 @@ class ClientConnection(asyncio.Protocol):
         elif now_s - reader.since_s > request_s:
             message = f"The request did not arrive within {request_s:g} s."
             reader.refuse(errors.RequestRefused(408, message, code="request_timeout"))
-            self._serve_next()
+            self._go_on()
 
     # -- answering ----------------------------------------------------------------------------------------------------
 

@@ -179,7 +179,7 @@ QUEUE_SECONDS = Family(
 QUEUE_REFUSED = Family(
     _PREFIX + "queue_refused_total", Kind.COUNTER, (*_SERVICE, "priority", "reason"),
     "Requests refused: the queue was full; it was full and most of it their tenant's; they could not be answered within their "
-    "client's time; they waited as long as they may.",
+    "client's time; the workers had no room, or there was none, for as long as they may wait.",
 )  # fmt: skip
 WORKERS_EJECTED = Family(
     _PREFIX + "workers_ejected", Kind.GAUGE, (*_POOL, "cause"), "Ready workers that are left alone, by cause."

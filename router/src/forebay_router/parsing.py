@@ -38,6 +38,8 @@ class ParsedRequest:
     """Estimate."""
     output_tokens: int
     """Estimate."""
+    choices: int = 1
+    """Answers asked for; token counts are their sum."""
     content: Content | None = None
     """The prompt as the prefix index sees it, where workers cache it."""
 
@@ -68,6 +70,7 @@ def parse_request(endpoint: Endpoint, headers: Mapping[bytes, bytes], body: byte
         fields=fields,
         prompt_tokens=len(body) // BYTES_PER_TOKEN,
         output_tokens=_expected_output(fields),
+        choices=_choices(fields),
         content=None if endpoint.dialect is Dialect.OPAQUE else content_of(fields),
     )
 
@@ -77,6 +80,15 @@ def _expected_output(fields: dict[str, Any]) -> int:
     if isinstance(limit, int) and limit > 0:
         return min(limit, DEFAULT_OUTPUT_TOKENS)
     return DEFAULT_OUTPUT_TOKENS
+
+
+def _choices(fields: dict[str, Any]) -> int:
+    """Of each prompt `n`; a completion may have several prompts."""
+    count, prompts = fields.get("n"), fields.get("prompt")
+    made = count if isinstance(count, int) and count > 1 else 1
+    if isinstance(prompts, list) and prompts and isinstance(prompts[0], str | list):
+        made *= len(prompts)
+    return made
 
 
 def _parse_form(endpoint: Endpoint, headers: Mapping[bytes, bytes], body: bytes) -> ParsedRequest:

@@ -48,7 +48,9 @@ class Refusal(StrEnum):
     DEADLINE = "deadline"
     """Its client would not wait that long."""
     TIMEOUT = "timeout"
-    """It waited as long as it may."""
+    """The workers had no room for as long as it may wait for that."""
+    NO_WORKER = "no_worker"
+    """There was none for as long as it is held for one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,14 +201,13 @@ class Pending(Generic[Place]):
         wait, future = waiter.wait, waiter.future
         while not future.done():
             now_s = time.monotonic()
-            asleep = service.snapshot.empty
-            limit_s = waiter.since_s + service.spec.timeouts.hold_s
-            if not asleep:
-                limit_s = max(limit_s, wait.until_s)
+            limit_s, why = waiter.since_s + service.spec.timeouts.hold_s, Refusal.NO_WORKER
+            if not wait.again and not service.snapshot.empty:
+                limit_s, why = max(limit_s, wait.until_s), Refusal.TIMEOUT
             if now_s >= wait.claim.until_s:
                 raise self.refuse(service, wait.claim, Refusal.DEADLINE)
             if now_s >= limit_s:
-                raise self.refuse(service, wait.claim, Refusal.TIMEOUT)
+                raise self.refuse(service, wait.claim, why)
             await asyncio.wait((future,), timeout=min(limit_s, wait.claim.until_s) - now_s)
 
     def _give_back(self, waiter: _Waiter[Place]) -> None:
@@ -231,8 +232,9 @@ class Pending(Generic[Place]):
             case Refusal.DEADLINE:
                 return errors.deadline(model, retry_after_s)
             case Refusal.TIMEOUT:
-                refusal = errors.no_worker if service.snapshot.empty else errors.overloaded
-                return refusal(model, retry_after_s)
+                return errors.overloaded(model, retry_after_s)
+            case Refusal.NO_WORKER:
+                return errors.no_worker(model, retry_after_s)
 
     def retry_after_s(self, service: Service, claim: Claim) -> int:
         """Whole seconds until a newcomer would get its turn; half the hold time when that is unknown."""

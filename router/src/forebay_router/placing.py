@@ -50,6 +50,7 @@ class Place:
     choice: Choice
     trip: Trip
     """What was promised."""
+    guard: Guard
     filler: bool = False
     """It is of low priority, and counted as such on its worker."""
     failed: bool = False
@@ -74,6 +75,16 @@ class Place:
             self.trip.prefilled_s = time.monotonic()
             self.prefill.prefilled()
             self.prefill.release()
+
+    def answered(self, worker: Worker) -> None:
+        """A worker has begun to answer."""
+        if not worker.health.sound:
+            self.guard.answered(worker)
+
+    def broke(self, worker: Worker, failure: WorkerFailure) -> None:
+        """The attempt has failed, on this one of its workers."""
+        self.failed = True
+        self.guard.failed(worker, failure.reason, failure.message)
 
     def release(self) -> None:
         """Give everything back."""
@@ -295,13 +306,13 @@ class Placing:
         take = self.table.take
         if choice.prefill is None:
             lease = take(worker, prompt_tokens=uncached, output_tokens=demand.output_tokens, visible=leaning.visible)
-            place = Place(lease, None, choice, trip)
+            place = Place(lease, None, choice, trip, self.guard)
         else:
             if look_up is not None:
                 self.index.passed_on(worker.spec.uid, look_up.content)
             prefill = take(prefiller, prompt_tokens=uncached, output_tokens=1)
             lease = take(worker, prompt_tokens=0, output_tokens=demand.output_tokens)
-            place = Place(lease, prefill, choice, trip)
+            place = Place(lease, prefill, choice, trip, self.guard)
         if leaning.filler:
             place.filler = True
             worker.fillers += 1
@@ -312,11 +323,6 @@ class Placing:
         return place
 
     # -- what becomes of them -----------------------------------------------------------------------------------------
-
-    def failed(self, place: Place, worker: Worker, failure: WorkerFailure) -> None:
-        """An attempt has failed, on this one of its workers."""
-        place.failed = True
-        self.guard.failed(worker, failure.reason, failure.message)
 
     def learn(self, place: Place | None, record: Record) -> None:
         """The request has ended, its last attempt on this place; None when there was none."""

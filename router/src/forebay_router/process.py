@@ -193,7 +193,7 @@ class Process:
         await asyncio.wait(waits, timeout=self.settings.drain_limit_s, return_when=asyncio.FIRST_COMPLETED)
         for task in waits:
             task.cancel()
-        left = await connections.cancel()
+        left = connections.give_up()
         log.info("drained", extra={"cut_off": left})
 
     async def _wait(self, seconds: float) -> None:

@@ -2,46 +2,52 @@
 
     read -> find the service -> place (choose, lease) or hold -> ask the worker(s) -> pass the answer on -> account
 
-One task a request. It waits at three points only: for a place, for the answer to open, for the answer to close; everything
-between runs in callbacks without a task switch. The task is cancelled when the client leaves: `finally` blocks then close the
-worker's connection (which makes the engine stop), release the leases and count the request as abandoned.
+A state machine in callbacks. A step runs in the callback that brought what it was waiting for (the request, the opening of an
+answer, its end), and most requests need no other. Only what may take its time for another reason runs in a task, one at most:
+waiting for a model to become known, or for a worker to have room. `step` and `_slowly` are the two ways into a step; both turn
+what it raises into the end of the attempt or of the request, and `_finish` is the one way out: it closes the worker's connection
+where the answer is not complete (which makes the engine stop), gives the leases back, counts the request, and tells the client's
+connection to go on. When the client leaves it is called at once.
 
 Attempts. Until the first event or the whole JSON answer is in, nothing has reached the client, so a failed attempt is made again
 on another worker, never on the same, at most `attempts_max` times. Afterwards a failure ends the answer: an event stream with
 an error event, anything else with a closed connection. There is no continuation on another worker: the client would get the
-beginning twice.
+beginning twice. A request on which `LOST_MAX` workers died is not given to a further one: it may be what kills them.
 """
 
 import asyncio
 import logging
 import time
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
 
 from forebay_api.objective import Objective, Outcome
 from forebay_router import errors, rewriting
 from forebay_router.access_log import AccessLog
 from forebay_router.accounting import Record, account
 from forebay_router.answer import Answer, Passing, WorkerRefusal
+from forebay_router.attempt import Attempt
 from forebay_router.endpoints import Endpoint
 from forebay_router.errors import FailureReason, RequestRefused, WorkerFailure
 from forebay_router.explaining import EXPLAIN_HEADER, explain_line
-from forebay_router.headers import forwarded_lines
-from forebay_router.judging import check_opening, failure_at_end
+from forebay_router.judging import failure_at_end
 from forebay_router.metrics import ServiceStats
 from forebay_router.parsing import ParsedRequest, parse_request
 from forebay_router.placing import Place, Placing
 from forebay_router.reading import Received
 from forebay_router.reply import Reply
 from forebay_router.sse import EventScanner
-from forebay_router.table import Service, Worker
-from forebay_router.upstream import UpstreamConnection, Upstreams
+from forebay_router.table import Service
+from forebay_router.upstream import Upstreams
 from forebay_router.usage import read_facts, with_cached_tokens
 
 log = logging.getLogger(__name__)
+Waited = TypeVar("Waited")
 
-JOINED_MAX_BYTES = 16 * 1024
-"""Up to this size head and body are joined into one buffer; a longer body is not copied."""
+LOST_MAX = 2
+"""Workers whose connection may end under one request."""
 CLIENT_LEFT_STATUS = 499
 """Counted for a client that left before it got a status."""
 _NOT_JUDGED = Objective(ttft_s=float("inf"), tpot_s=float("inf"), target=1.0)
@@ -64,18 +70,21 @@ class Tools:
 class Exchange:
     """One request and its answer."""
 
-    service: Service | None = None
-    parsed: ParsedRequest | None = None
+    parsed: ParsedRequest
+    service: Service
+    entered = False
+    """The service counts it."""
     strip_usage = False
     tried: frozenset[str] = frozenset()
     """Workers that failed on this request."""
-    asked: Worker | None = None
-    """The worker asked last."""
-    cached_tokens: int | None = None
-    """Prompt tokens that the prefill worker had cached, where there was one."""
-    forwarded: bytes | None = None
-    """Header lines for the workers."""
+    lost = 0
+    """Workers whose connection ended under it."""
+    attempt: Attempt | None = None
+    """The one that is being made."""
     last_place: Place | None = None
+    task: asyncio.Task[None] | None = None
+    """Waits for something that is no answer."""
+    finished = False
 
     def __init__(self, tools: Tools, endpoint: Endpoint, received: Received, request_id: bytes, reply: Reply) -> None:
         self.tools = tools
@@ -85,175 +94,129 @@ class Exchange:
         self.reply = reply
         self.record = Record(received.received_s, judged=endpoint.judged)
 
-    async def run(self) -> None:
-        """Serve the request; returns when its answer has been written or cannot be."""
-        try:
-            parsed = self._read()
-            placing, fields = self.tools.placing, self.received.fields
-            service = placing.known_service(parsed.model, fields)
-            if service is None:
-                service = await placing.find_service(parsed.model, fields)
-            self._enter(service)
-            await self._attempts(service, parsed)
-        except RequestRefused as refused:
-            self._refuse(refused)
-        except asyncio.CancelledError:
-            self._note_cancelled()
-            raise
-        except Exception:
-            log.exception("request failed in the router", extra={"request_id": self.request_id.decode()})
-            self._refuse(errors.router_fault(self.request_id.decode()))
-        finally:
-            self._account()
+    # -- steps --------------------------------------------------------------------------------------------------------
 
-    def _read(self) -> ParsedRequest:
-        """Understand the request."""
-        parsed = self.parsed = parse_request(self.endpoint, self.received.fields, self.received.body)
+    def step(self, step: Callable[..., None], *arguments: object) -> None:
+        """Run a step of the request; what it raises ends the attempt, or the request."""
+        try:
+            step(*arguments)
+        except Exception as error:  # noqa: BLE001 - the boundary of a request: `_failed` logs what it does not know
+            self._failed(error)
+
+    def _slowly(self, wait: Callable[[], Awaitable[Waited]], step: Callable[[Waited], None]) -> None:
+        """Run a step when what it needs is there."""
+
+        async def run() -> None:
+            try:
+                found = await wait()
+            except Exception as error:  # noqa: BLE001 - as in `step`
+                self.task = None
+                self._failed(error)
+            else:
+                self.task = None
+                self.step(step, found)
+
+        self.task = asyncio.get_running_loop().create_task(run())
+
+    def _failed(self, error: Exception) -> None:
+        """A step has raised."""
+        if isinstance(error, WorkerFailure):
+            self.step(self._end_attempt, error)
+            return
+        if not isinstance(error, RequestRefused):
+            log.error("request failed in the router", exc_info=error, extra={"request_id": self.request_id.decode()})
+            error = errors.router_fault(self.request_id.decode())
+        self._refuse(error)
+        self._finish()
+
+    def begin(self) -> None:
+        """Serve the request."""
+        self.step(self._read)
+
+    def _read(self) -> None:
+        """Understand the request and find its service."""
+        received, record, placing = self.received, self.record, self.tools.placing
+        parsed = self.parsed = parse_request(self.endpoint, received.fields, received.body)
         rewriting.scrub(parsed)
         self.strip_usage = rewriting.ask_for_usage(parsed)
-        self.record.streamed = parsed.stream
-        self.received.body = b""
-        return parsed
+        record.model = parsed.model
+        record.streamed = parsed.stream
+        record.choices = parsed.choices
+        received.body = b""
+        service = placing.known_service(parsed.model, received.fields)
+        if service is None:
+            self._slowly(partial(placing.find_service, parsed.model, received.fields), self._enter)
+        else:
+            self._enter(service)
 
     def _enter(self, service: Service) -> None:
         self.service = service
+        self.entered = True
         service.stats.arrived += 1
         service.stats.in_flight += 1
+        self._place()
 
     # -- attempts -----------------------------------------------------------------------------------------------------
 
-    async def _attempts(self, service: Service, parsed: ParsedRequest) -> None:
-        """Try workers until one answers."""
+    def _place(self) -> None:
+        """Find a worker, now or when there is one."""
         placing = self.tools.placing
-        for attempt in range(1, self.tools.attempts_max + 1):
-            place = placing.place_now(service, parsed, self.received, self.tried)
-            if place is None:
-                place = await placing.place(service, parsed, self.received, self.tried)
-            with place:
-                self._note_attempt(attempt, place)
-                try:
-                    await self._ask(place, service, parsed)
-                except WorkerFailure as failure:
-                    self._note_failed_worker(place, failure)
-                    if attempt == self.tools.attempts_max or not self._may_retry(failure, service, parsed):
-                        self._fail(failure)
-                        return
-                    service.stats.retries[failure.reason] += 1
-                else:
-                    return
+        place = placing.place_now(self.service, self.parsed, self.received, self.tried)
+        if place is None:
+            self._slowly(partial(placing.place, self.service, self.parsed, self.received, self.tried), self._ask)
+        else:
+            self._ask(place)
 
-    def _note_attempt(self, attempt: int, place: Place) -> None:
+    def _ask(self, place: Place) -> None:
+        """One attempt."""
         self.last_place = place
-        self.record.attempts = attempt
+        attempt = self.attempt = Attempt(self, place, self.tools.upstreams)
+        self.record.attempts += 1
         place.note(self.record)
-        if self.received.fields.get(EXPLAIN_HEADER) == b"1" and self.tools.explain:
+        if self.tools.explain and self.received.fields.get(EXPLAIN_HEADER) == b"1":
             self.reply.explanation = explain_line(place.choice, place.trip)
+        attempt.ask()
 
-    def _note_failed_worker(self, place: Place, failure: WorkerFailure) -> None:
-        """The worker asked last is not asked again; one that fails much is left alone by everybody for a while."""
-        assert self.asked is not None
-        self.tried |= {self.asked.spec.uid}
-        self.tools.placing.failed(place, self.asked, failure)
+    def _end_attempt(self, failure: WorkerFailure) -> None:
+        """An attempt has failed: make another one, or tell the client."""
+        attempt = self.attempt
+        assert attempt is not None
+        self.tried |= {attempt.asked.spec.uid}
+        attempt.place.broke(attempt.asked, failure)
+        if attempt.lost:
+            self.lost += 1
+        self._let_go()
+        if self.record.attempts < self.tools.attempts_max and self._may_retry(failure):
+            self.service.stats.retries[failure.reason] += 1
+            self._place()
+        else:
+            self._fail(failure)
+            self._finish()
 
-    def _may_retry(self, failure: WorkerFailure, service: Service, parsed: ParsedRequest) -> bool:
+    def _may_retry(self, failure: WorkerFailure) -> bool:
         """Nothing has reached the client, and another worker can take the request.
 
         A worker that gave an error answer is only worth replacing by one that is there: else its answer is relayed. A worker
         that gave none is worth waiting for a successor.
         """
-        if self.reply.content_begun or failure.reason is FailureReason.TOTAL_TIMEOUT:
+        if self.reply.content_begun or failure.reason is FailureReason.TOTAL_TIMEOUT or self.lost >= LOST_MAX:
             return False
-        return not isinstance(failure, WorkerRefusal) or self.tools.placing.possible(service, parsed, self.tried)
-
-    async def _ask(self, place: Place, service: Service, parsed: ParsedRequest) -> None:
-        """One attempt: the prefill leg where there is one, then the answer."""
-        body = parsed.body
-        self.cached_tokens = None
-        if place.prefill is not None and parsed.fields is not None:
-            leg = await self._ask_prefill(place.prefill.worker, service, rewriting.prefill_body(parsed.fields))
-            if leg.status != 200:
-                if self.reply.begun:
-                    raise WorkerFailure(FailureReason.WORKER_ERROR, f"prefill answered {leg.status} within a stream")
-                self._pass_whole(leg)
-                return
-            params, self.cached_tokens = rewriting.read_prefill_answer(leg.take_buffered())
-            body = rewriting.decode_body(body, params)
-            place.prefilled()
-        scanner = self._new_scanner() if parsed.stream else None
-        answer = self._new_answer(service, scanner, prompt_answer=parsed.stream)
-        try:
-            connection = await self._send(place.lease.worker, body, answer)
-            body = b""
-            place.lease.prefilled()
-            self._check_opening(answer, place.lease.worker)
-            await self._pass_on(answer, connection)
-        finally:
-            if scanner is not None:
-                self._note_stream(scanner)
-            self._let_go(answer)
-
-    def _new_scanner(self) -> EventScanner:
-        return EventScanner(
-            self.endpoint.dialect,
-            strip_usage=self.strip_usage,
-            cached_tokens=self.cached_tokens,
-            error_event=self.reply.error_event(FailureReason.ABORTED),
+        return not isinstance(failure, WorkerRefusal) or self.tools.placing.possible(
+            self.service, self.parsed, self.tried
         )
 
-    async def _ask_prefill(self, worker: Worker, service: Service, body: bytes) -> Answer:
-        """The prefill leg's complete answer; raises WorkerFailure where another worker may do better."""
-        answer = self._new_answer(service, None, prompt_answer=True)
-        answer.collect_whole()
-        try:
-            await self._send(worker, body, answer)
-            self._check_opening(answer, worker)
-        finally:
-            self._let_go(answer)
-        return answer
-
-    def _new_answer(self, service: Service, scanner: EventScanner | None, *, prompt_answer: bool) -> Answer:
-        """An answer under the service's limits. One that comes only when all of it is made has no first-byte limit."""
-        limits = service.spec.timeouts
-        now_s = time.monotonic()
-        answer = Answer(asyncio.get_running_loop(), now_s=now_s, scanner=scanner)
-        answer.total_deadline_s = self.received.received_s + limits.total_s
-        answer.first_byte_deadline_s = now_s + limits.first_byte_s if prompt_answer else answer.total_deadline_s
-        answer.idle_limit_s = limits.idle_s
-        self.tools.upstreams.in_flight.add(answer)
-        return answer
-
-    def _let_go(self, answer: Answer) -> None:
+    def _let_go(self) -> None:
         """The attempt is over, one way or another."""
-        self.tools.upstreams.in_flight.discard(answer)
-        if not answer.complete:
-            answer.abandon()
-
-    def _send(self, worker: Worker, body: bytes, answer: Answer) -> Coroutine[None, None, UpstreamConnection]:
-        """Send the request to a worker; what is returned waits until its answer opens, or raises WorkerFailure."""
-        self.asked = worker
-        if self.forwarded is None:
-            received = self.received
-            lines = forwarded_lines(received.headers, received.fields)
-            self.forwarded = b"%bx-request-id: %b\r\n" % (lines, self.request_id)
-        head = b"POST %b HTTP/1.1\r\n%b%bcontent-length: %d\r\n\r\n" % (
-            self.received.target,
-            worker.peer.host_line,
-            self.forwarded,
-            len(body),
-        )
-        request = [head + body] if len(body) <= JOINED_MAX_BYTES else [head, body]
-        return self.tools.upstreams.send(worker.peer, request, answer)
-
-    def _check_opening(self, answer: Answer, worker: Worker) -> None:
-        """The worker has answered: see whether another one should."""
-        check_opening(answer, content_begun=self.reply.content_begun)
-        if not worker.health.sound and answer.status < 400:
-            self.tools.placing.guard.answered(worker)
+        attempt, self.attempt = self.attempt, None
+        if attempt is not None:
+            attempt.let_go()
+            if attempt.scanner is not None:
+                self._note_stream(attempt.scanner)
 
     # -- passing on ---------------------------------------------------------------------------------------------------
 
-    async def _pass_on(self, answer: Answer, connection: UpstreamConnection) -> None:
-        """Write the answer to the client, to its end."""
+    def opened(self, answer: Answer) -> None:
+        """Write what has come of an answer to the client, and have the rest written as it comes."""
         reply = self.reply
         if reply.begun and answer.passing is not Passing.EVENTS:
             raise WorkerFailure(FailureReason.WORKER_ERROR, f"the worker answered {answer.status} within a stream")
@@ -266,30 +229,23 @@ class Exchange:
         if block:
             reply.write(block)
         reply.content_begun = answer.scanner is None or answer.scanner.data_seen
-        if reply.content_begun and self.parsed is not None:
+        if reply.content_begun:
             self.parsed.forget()
-        if not answer.complete:
-            self._watch_flow(answer, connection)
-            answer.sink = reply.write_part
-            answer.chunk_sink = reply.client.write if reply.chunked else None
-            await answer.closed
-        self._end(answer)
+        if answer.complete:
+            self._end(answer)
+            return
+        answer.sink = reply.write_part
+        answer.chunk_sink = reply.client.write if reply.chunked else None
+        if reply.client.slow:
+            answer.pause()
 
-    def _watch_flow(self, answer: Answer, connection: UpstreamConnection) -> None:
-        """Read from the worker only as fast as the client takes it."""
-
-        def pause() -> None:
-            if not answer.complete:  # else the connection is another request's by now
-                answer.paused = True
-                connection.pause()
-
-        def resume() -> None:
-            if not answer.complete:
-                answer.paused = False
-                answer.last_byte_s = time.monotonic()
-                connection.resume()
-
-        self.reply.client.watch_flow(pause, resume)
+    def ended(self, answer: Answer, failure: WorkerFailure | None) -> None:
+        """Nothing more comes from the worker."""
+        scanner = answer.scanner
+        if failure is None or (self.reply.begun and scanner is not None and scanner.told_all):
+            self.step(self._end, answer)
+        else:
+            self._failed(failure)
 
     def _pass_whole(self, answer: Answer) -> None:
         """Write a complete answer."""
@@ -299,14 +255,16 @@ class Exchange:
         if answer.status == 200 and self.endpoint.judged and not answer.encoded:
             facts = read_facts(body)
             record.usage = facts.usage
-            if facts.usage and self.cached_tokens is not None and facts.usage.cached_tokens != self.cached_tokens:
-                record.usage = facts.usage._replace(cached_tokens=self.cached_tokens)
-                body = with_cached_tokens(body, self.cached_tokens)
+            cached_tokens = self.attempt.cached_tokens if self.attempt else None
+            if facts.usage and cached_tokens is not None and facts.usage.cached_tokens != cached_tokens:
+                record.usage = facts.usage._replace(cached_tokens=cached_tokens)
+                body = with_cached_tokens(body, cached_tokens)
             if facts.aborted:
                 record.outcome, record.reason = Outcome.CUT_OFF, FailureReason.ABORTED
         self.reply.whole(answer, body)
         if record.outcome is None:
             record.note_status(answer.status)
+        self._finish()
 
     def _end(self, answer: Answer) -> None:
         """The worker's answer has ended; see whether it was whole."""
@@ -319,6 +277,7 @@ class Exchange:
             self.record.outcome, self.record.reason = Outcome.CUT_OFF, failed
         elif scanner is None or not scanner.client_error:  # a client's error has no outcome, like an answer 4xx
             self.record.note_status(answer.status)
+        self._finish()
 
     # -- failing ------------------------------------------------------------------------------------------------------
 
@@ -344,7 +303,42 @@ class Exchange:
             self.record.outcome = Outcome.REJECTED if refused.status in {429, 503} else Outcome.FAILED
         self.reply.refuse(refused)
 
-    # -- accounting ---------------------------------------------------------------------------------------------------
+    # -- the client's side --------------------------------------------------------------------------------------------
+
+    def client_left(self) -> None:
+        """Nobody waits for the answer: stop at once."""
+        self.record.outcome, self.record.reason = Outcome.CLIENT_LEFT, None
+        self._finish()
+
+    def give_up(self) -> None:
+        """The router's drain is over."""
+        self._refuse(errors.shutting_down())
+        self._finish()
+
+    def client_slow(self) -> None:
+        """Read from the worker only as fast as the client takes it."""
+        if self.attempt is not None:
+            self.attempt.pause()
+
+    def client_ready(self) -> None:
+        """Go on reading."""
+        if self.attempt is not None:
+            self.attempt.resume()
+
+    # -- the end ------------------------------------------------------------------------------------------------------
+
+    def _finish(self) -> None:
+        """The one way out."""
+        if self.finished:
+            return
+        self.finished = True
+        if self.task is not None:
+            self.task.cancel()
+        self._let_go()
+        try:
+            self._account()
+        finally:
+            self.reply.client.answered()
 
     def _note_stream(self, scanner: EventScanner) -> None:
         """What the stream said, however it ended."""
@@ -354,23 +348,16 @@ class Exchange:
             record.first_content_s, record.last_content_s = scanner.first_content_s, scanner.last_content_s
             record.usage = scanner.usage()
 
-    def _note_cancelled(self) -> None:
-        """The client has left, or the router gives up its drain."""
-        if self.reply.client.connected:
-            self._refuse(errors.shutting_down())
-        else:
-            self.record.outcome, self.record.reason = Outcome.CLIENT_LEFT, None
-
     def _account(self) -> None:
         """The last step of every request."""
         record = self.record
         record.ended_s = time.monotonic()
         record.status = self.reply.status or CLIENT_LEFT_STATUS
-        service = self.service
-        if service is None:
+        if not self.entered:
             record.judged = False
             verdict = account(record, self.tools.unknown_stats, _NOT_JUDGED)
         else:
+            service = self.service
             service.stats.in_flight -= 1
             verdict = account(record, service.stats, service.spec.objective)
             self.tools.placing.learn(self.last_place, record)
@@ -380,5 +367,4 @@ class Exchange:
                 verdict,
                 request_id=self.request_id,
                 path=self.received.path,
-                model=self.parsed.model if self.parsed else None,
             )

@@ -8,7 +8,6 @@ It knows how far it has come, which decides what may still happen:
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from forebay_router import errors
 from forebay_router.answer import Answer, Passing
@@ -19,25 +18,26 @@ from forebay_router.reading import Received
 from forebay_router.replies import write_refusal
 
 
-@dataclass(slots=True)
 class Reply:
-    """One answer."""
+    """One answer. Defaults stand in the class, since most answers need few of them."""
 
-    client: ClientConnection
-    received: Received
-    shape: Shape
-    own_lines: bytes
-    """Header lines that the router adds to every answer: request id, CORS."""
-    explanation: bytes = b""
+    explanation = b""
     """Header line that tells where the last attempt went, and why; empty unless the client asked."""
-    begun: bool = False
+    begun = False
     """The head has been written."""
-    content_begun: bool = False
+    content_begun = False
     """Something has been written that a second attempt would repeat."""
-    events: bool = False
+    events = False
     """It is an event stream."""
-    chunked: bool = False
-    status: int = 0
+    chunked = False
+    status = 0
+
+    def __init__(self, client: ClientConnection, received: Received, shape: Shape, own_lines: bytes) -> None:
+        self.client = client
+        self.received = received
+        self.shape = shape
+        self.own_lines = own_lines
+        """Header lines that the router adds to every answer: request id, CORS."""
 
     def begin(self, answer: Answer) -> None:
         """Write the head of an answer that is passed on while it comes."""

@@ -9,12 +9,11 @@ it with each token would cost more than relaying the token. Limits are therefore
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable
 from dataclasses import dataclass, field
 from urllib.parse import unquote_to_bytes
 
 from forebay_router import errors
-from forebay_router.client import ClientConnection, ClientConnections
+from forebay_router.client import ClientConnection, ClientConnections, Work
 from forebay_router.endpoints import ENDPOINTS, HEALTH_PATHS, MODELS_PATH
 from forebay_router.headers import request_id
 from forebay_router.mesh.sockets import Mesh
@@ -64,8 +63,8 @@ class Router:
     def _close_idle(worker: Worker) -> None:
         Upstreams.close_idle(worker.peer)
 
-    def serve(self, received: Received, client: ClientConnection) -> Awaitable[None] | None:
-        """Answer one request, at once or by what is returned. Never raises but for cancellation."""
+    def serve(self, received: Received, client: ClientConnection) -> Work | None:
+        """Answer one request at once, or return what will."""
         identity = request_id(received.fields)
         lines = b"x-request-id: %b\r\n" % identity
         if self.cors.origins:
@@ -73,7 +72,7 @@ class Router:
         endpoint = ENDPOINTS.get(received.path)
         if endpoint is not None and received.method == b"POST" and received.refused is None:
             reply = Reply(client, received, endpoint.shape, lines)
-            return Exchange(self.tools, endpoint, received, identity, reply).run()
+            return Exchange(self.tools, endpoint, received, identity, reply)
         try:
             self._answer(received, client, lines)
         except errors.RequestRefused as refused:

@@ -174,6 +174,11 @@ class EventScanner:
         """Bytes of an incomplete event."""
         return len(self._held)
 
+    @property
+    def told_all(self) -> bool:
+        """Its end or an error has passed: when its connection breaks afterwards, there is nothing to add."""
+        return self.error is not None or (self.complete and self._dialect is not Dialect.OPAQUE)
+
     def passes(self, block: bytes, start: int, now_s: float) -> bool:
         """Whether a block of whole events is plain content that came at `now_s`; nothing else is then to be done with it.
 

@@ -2,8 +2,11 @@
 
 One protocol object is one TCP connection, used for one request at a time and kept idle between requests. vLLM closes an idle
 connection after 5 s; ours are dropped after `idle_s` (3 s), so that a request hardly ever meets a closing one. When it does,
-the answer fails before any byte has come, `Upstreams.send` sees that the connection was a reused one and tries once more on
-a new connection to the same worker: it had never read the request.
+the connection ends before any byte of the answer has come; the request is then sent once more on a new connection to the same
+worker, which had never read it.
+
+Sending never waits. On an idle connection the request is written at once; else a task opens a new one, and whoever asked hears of
+either by its answer only.
 
 Framing is strict: llhttp refuses what is ambiguous, bytes after a complete answer or on an idle connection end it, and a
 connection is reused only after a complete answer that allows it.
@@ -29,6 +32,8 @@ HEAD_MAX_BYTES = 128 * 1024
 """The most that is read of an answer whose head is not complete."""
 IDLE_MAX_PER_PEER = 1024
 """Idle connections kept to one worker."""
+Request = tuple[bytes, ...]
+"""A request's bytes, in one piece or a few."""
 
 
 class UpstreamConnection(asyncio.Protocol):
@@ -47,25 +52,25 @@ class UpstreamConnection(asyncio.Protocol):
         "_parser",
         "_paused",
         "_pieces",
-        "_register",
+        "_request",
+        "_upstreams",
         "answer",
         "idle_since_s",
         "peer",
-        "reused",
         "transport",
     )
 
-    def __init__(self, peer: Peer, register: set["UpstreamConnection"]) -> None:
+    def __init__(self, peer: Peer, upstreams: "Upstreams") -> None:
         self.peer = peer
-        self._register = register
-        """Holds this connection while it is open."""
+        self._upstreams = upstreams
         self.transport: asyncio.Transport | None = None
         self.answer: Answer | None = None
         self.idle_since_s = 0.0
-        self.reused = False
         self._parser = httptools.HttpResponseParser(self)
         self._pieces: list[bytes] = []
         self._paused = False
+        self._request: Request = ()
+        """What was sent on a reused connection, until the answer begins: it may have to be sent again."""
         self._reset()
 
     def _reset(self) -> None:
@@ -81,19 +86,21 @@ class UpstreamConnection(asyncio.Protocol):
 
     # -- sending ------------------------------------------------------------------------------------------------------
 
-    def send(self, request: list[bytes], answer: Answer) -> None:
+    def send(self, request: Request, answer: Answer, *, reused: bool) -> None:
         """Write a request; its answer goes to `answer`."""
         assert self.answer is None, "a connection carries one request at a time"
         assert self.transport is not None
-        self._reset()
+        if reused:
+            self._reset()
+            self._request = request
         self.answer = answer
-        answer.attach(self.abort)
+        answer.carrier = self
         if len(request) == 1:
             self.transport.write(request[0])
         else:
             self.transport.writelines(request)
 
-    def abort(self) -> None:
+    def let_go(self) -> None:
         """Close at once and forget the answer."""
         self.answer = None
         if self.transport is not None:
@@ -116,17 +123,18 @@ class UpstreamConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Called by the loop."""
         self.transport = cast("asyncio.Transport", transport)  # uvloop's are not subclasses
-        self._register.add(self)
+        self._upstreams.open.add(self)
 
     def data_received(self, data: bytes) -> None:
         """Called by the loop: one read."""
         answer = self.answer
         if answer is None:
-            self.abort()
+            self.let_go()
             return
         if self._at_boundary and answer.pass_chunk(data):
             return
         self._bytes_seen = True
+        self._request = ()
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
@@ -141,7 +149,7 @@ class UpstreamConnection(asyncio.Protocol):
         if pieces:
             block = pieces[0] if len(pieces) == 1 else b"".join(pieces)
             pieces.clear()
-            answer.take_in(block, time.monotonic())
+            answer.take_in(block, time.monotonic(), last=self._complete)
         if self._complete and self.answer is answer:
             self._finish(answer)
 
@@ -159,7 +167,6 @@ class UpstreamConnection(asyncio.Protocol):
         )
         if reusable:
             self.idle_since_s = time.monotonic()
-            self.reused = True
             self.peer.idle.append(self)
         elif self.transport is not None:
             self.transport.close()
@@ -168,7 +175,7 @@ class UpstreamConnection(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         """Called by the loop: the connection is gone."""
         self.transport = None
-        self._register.discard(self)
+        self._upstreams.open.discard(self)
         answer, self.answer = self.answer, None
         if answer is None:
             if self in self.peer.idle:
@@ -177,7 +184,12 @@ class UpstreamConnection(asyncio.Protocol):
         if self._headers_complete and not self._framed and error is None:
             answer.finish()
             return
-        if not self._bytes_seen:
+        answer.carrier = None
+        answer.carrier_lost = True
+        request, self._request = self._request, ()
+        if request:
+            self._upstreams.open_and_send(self.peer, request, answer)
+        elif not self._bytes_seen:
             answer.fail(FailureReason.RESET, "the worker closed the connection before answering")
         else:
             answer.fail(FailureReason.CUT_OFF, "the worker closed the connection within its answer")
@@ -234,38 +246,94 @@ def _has_framing(headers: Headers) -> bool:
     return any(name in {b"content-length", b"transfer-encoding"} for name, _ in headers)
 
 
+class _Opening:
+    """A connection that is being made for a request."""
+
+    __slots__ = ("answer", "task")
+
+    def __init__(self, answer: Answer) -> None:
+        self.answer = answer
+        answer.carrier = self
+        self.task: asyncio.Task[None] | None = None
+
+    def let_go(self) -> None:
+        """Stop making it."""
+        if self.task is not None:
+            self.task.cancel()
+
+    def pause(self) -> None:
+        """Nothing is read yet."""
+
+    resume = pause
+
+
+class _Collector:
+    """Waits for a complete answer."""
+
+    def __init__(self) -> None:
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def answer_opened(self, answer: Answer) -> None:  # noqa: ARG002 - opened is complete, for an answer that is collected
+        """It is there."""
+        if not self.done.done():
+            self.done.set_result(None)
+
+    def answer_ended(self, answer: Answer, failure: WorkerFailure | None) -> None:  # noqa: ARG002
+        """It will not come."""
+        if failure is not None and not self.done.done():
+            self.done.set_exception(failure)
+
+
 @dataclass(slots=True)
 class Upstreams:
     """Sends requests to workers over kept connections."""
 
     connect_timeout_s: float
     idle_s: float
-    in_flight: set[Answer] = field(default_factory=set)
-    """Answers that are awaited; the sweep looks at their deadlines."""
     open: set[UpstreamConnection] = field(default_factory=set)
     """Every connection there is."""
+    _openings: set[_Opening] = field(default_factory=set)
 
-    async def send(self, peer: Peer, request: list[bytes], answer: Answer) -> UpstreamConnection:
-        """Write a request to a peer and wait until its answer has opened.
-
-        Raises WorkerFailure. A connection that had been idle and dies before any byte is replaced once; the answer object
-        stays the same.
-        """
+    def send(self, peer: Peer, request: Request, answer: Answer) -> None:
+        """Send a request to a peer; all that becomes of it is told to the answer's listener."""
         connection = self._take_idle(peer)
         if connection is not None:
-            connection.send(request, answer)
-            try:
-                await answer.opened
-            except WorkerFailure as failure:
-                if failure.reason is not FailureReason.RESET:
-                    raise
-                answer.reopen()
-            else:
-                return connection
-        connection = await self._connect(peer)
-        connection.send(request, answer)
-        await answer.opened
-        return connection
+            connection.send(request, answer, reused=True)
+        else:
+            self.open_and_send(peer, request, answer)
+
+    def open_and_send(self, peer: Peer, request: Request, answer: Answer) -> None:
+        """Send a request on a new connection."""
+        opening = _Opening(answer)
+        self._openings.add(opening)
+        opening.task = task = asyncio.get_running_loop().create_task(self._connect(peer, request, answer))
+        task.add_done_callback(lambda _: self._openings.discard(opening))
+
+    async def _connect(self, peer: Peer, request: Request, answer: Answer) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(self.connect_timeout_s):
+                _, connection = await loop.create_connection(
+                    lambda: UpstreamConnection(peer, self), peer.host, peer.port
+                )
+        except TimeoutError:
+            message = f"{peer.name} did not accept a connection in {self.connect_timeout_s} s"
+            refused = False
+        except OSError as error:
+            message = f"{peer.name} refused the connection: {error}"
+            refused = isinstance(error, ConnectionRefusedError)
+        else:
+            if connection.transport is not None:
+                connection.send(request, answer, reused=False)
+                return
+            message, refused = f"{peer.name} accepted a connection and closed it", False
+        answer.carrier = None
+        answer.fail(FailureReason.CONNECT, message, refused=refused)
+
+    def awaited(self) -> list[Answer]:
+        """Answers that have been asked for and are not over."""
+        sent = [connection.answer for connection in self.open if connection.answer is not None]
+        return [*sent, *(opening.answer for opening in self._openings if not opening.answer.over)]
 
     async def get(self, peer: Peer, path: str, *, timeout_s: float) -> Answer:
         """The complete answer to a GET; raises WorkerFailure."""
@@ -278,11 +346,13 @@ class Upstreams:
         return await self._collect(peer, path, head % (path.encode(), peer.host_line, len(body)) + body, timeout_s)
 
     async def _collect(self, peer: Peer, path: str, request: bytes, timeout_s: float) -> Answer:
-        answer = Answer(asyncio.get_running_loop(), now_s=time.monotonic(), scanner=None)
+        collector = _Collector()
+        answer = Answer(collector, now_s=time.monotonic())
         answer.collect_whole()
+        self.send(peer, (request,), answer)
         try:
             async with asyncio.timeout(timeout_s):
-                await self.send(peer, [request], answer)
+                await collector.done
         except TimeoutError as error:
             raise WorkerFailure(
                 FailureReason.FIRST_BYTE_TIMEOUT, f"{peer.name} did not answer {path} in {timeout_s} s"
@@ -306,26 +376,9 @@ class Upstreams:
                 connection.transport.close()
         return None
 
-    async def _connect(self, peer: Peer) -> UpstreamConnection:
-        loop = asyncio.get_running_loop()
-        try:
-            async with asyncio.timeout(self.connect_timeout_s):
-                _, connection = await loop.create_connection(
-                    lambda: UpstreamConnection(peer, self.open), peer.host, peer.port
-                )
-        except TimeoutError as error:
-            raise WorkerFailure(
-                FailureReason.CONNECT, f"{peer.name} did not accept a connection in {self.connect_timeout_s} s"
-            ) from error
-        except OSError as error:
-            refused = isinstance(error, ConnectionRefusedError)
-            message = f"{peer.name} refused the connection: {error}"
-            raise WorkerFailure(FailureReason.CONNECT, message, refused=refused) from error
-        return connection
-
     def sweep(self, peers: Iterable[Peer], now_s: float) -> None:
         """Fail overdue answers and close connections that were idle for too long."""
-        for answer in tuple(self.in_flight):
+        for answer in self.awaited():
             reason = answer.overdue(now_s)
             if reason is not None:
                 answer.fail(reason, f"limit exceeded: {reason.value}")
@@ -335,8 +388,10 @@ class Upstreams:
 
     def close(self) -> None:
         """Close every connection."""
+        for opening in tuple(self._openings):
+            opening.let_go()
         for connection in tuple(self.open):
-            connection.abort()
+            connection.let_go()
 
     @staticmethod
     def close_idle(peer: Peer, before_s: float = float("inf")) -> None:

@@ -69,9 +69,7 @@ class Pulse:
             self.counters = counters
 
     def frozen(self, now_s: float, *, others_worked_s: float) -> str | None:
-        """What shows that it hangs; None when nothing does. `others_worked_s`: when another
-        worker of the service last made progress.
-        """
+        """What shows that it hangs; None when nothing does. `others_worked_s`: when its service's others last made progress."""
         if not self.looked or not self.quiet(now_s):
             return None
         silent_s = now_s - self.moved_s

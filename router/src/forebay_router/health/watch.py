@@ -139,7 +139,7 @@ class Watch:
         """Give up what waits for its first byte there: other workers will answer."""
         for connection in tuple(self.upstreams.open):
             answer = connection.answer
-            if connection.peer is worker.peer and answer is not None and not answer.opened.done():
+            if connection.peer is worker.peer and answer is not None and not answer.opened:
                 answer.fail(FailureReason.FROZEN, f"{worker.spec.name} hangs: {detail}")
 
     async def _ask_for_sign(self, worker: Worker) -> None:
