@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from forebay_router import rewriting
+from forebay_router.admission.patience import patience_of
 from forebay_router.answer import Answer
 from forebay_router.endpoints import Endpoint
 from forebay_router.errors import FailureReason, WorkerFailure
@@ -128,6 +129,7 @@ class Attempt:
         answer.total_deadline_s = self.request.received.received_s + limits.total_s
         answer.first_byte_deadline_s = now_s + limits.first_byte_s if prompt_answer else answer.total_deadline_s
         answer.idle_limit_s = limits.idle_s
+        answer.patience = patience_of(self.request.received, stream=self.request.parsed.stream)
         return answer
 
     def _send(self, worker: Worker, body: bytes, answer: Answer) -> None:

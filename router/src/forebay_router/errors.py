@@ -269,6 +269,7 @@ _FAILURE_STATUS = {
     FailureReason.FIRST_BYTE_TIMEOUT: (504, "The worker did not begin its answer in time."),
     FailureReason.IDLE_TIMEOUT: (504, "The worker stopped answering."),
     FailureReason.TOTAL_TIMEOUT: (504, "The request took longer than allowed."),
+    FailureReason.DEADLINE: (504, "The request was not answered within the time that it allows."),
     FailureReason.CONNECT: (503, "No worker could be reached."),
     FailureReason.RESET: (502, "The worker closed the connection before answering."),
     FailureReason.CUT_OFF: (502, "The worker's answer ended before it was complete."),

@@ -46,6 +46,7 @@ from forebay_router.usage import read_facts, with_cached_tokens
 log = logging.getLogger(__name__)
 Waited = TypeVar("Waited")
 
+_TOO_LATE = frozenset({FailureReason.TOTAL_TIMEOUT, FailureReason.DEADLINE})
 LOST_MAX = 2
 """Workers whose connection may end under one request."""
 CLIENT_LEFT_STATUS = 499
@@ -199,7 +200,7 @@ class Exchange:
         A worker that gave an error answer is only worth replacing by one that is there: else its answer is relayed. A worker
         that gave none is worth waiting for a successor.
         """
-        if self.reply.content_begun or failure.reason is FailureReason.TOTAL_TIMEOUT or self.lost >= LOST_MAX:
+        if self.reply.content_begun or failure.reason in _TOO_LATE or self.lost >= LOST_MAX:
             return False
         return not isinstance(failure, WorkerRefusal) or self.tools.placing.possible(
             self.service, self.parsed, self.tried
