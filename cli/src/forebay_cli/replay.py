@@ -55,6 +55,7 @@ Tensor = Annotated[int, typer.Option(help="GPUs of a worker.", rich_help_panel=F
 Workers = Annotated[int, typer.Option(help="Mixed workers at the beginning.", rich_help_panel=FLEET)]
 Prefill = Annotated[int, typer.Option(help="Prefill workers; with --decode instead of mixed.", rich_help_panel=FLEET)]
 Decode = Annotated[int, typer.Option(help="Decode workers.", rich_help_panel=FLEET)]
+Routers = Annotated[int, typer.Option(help="Replicas of the router.", min=1, rich_help_panel=FLEET)]
 Startup = Annotated[str, typer.Option(help="Start-up time of a worker, or FROM-TO.", rich_help_panel=FLEET)]
 Budget = Annotated[int | None, typer.Option(help="GPUs that scaling may use.", rich_help_panel=FLEET)]
 BlockTokens = Annotated[
@@ -99,6 +100,7 @@ def replay(  # noqa: PLR0913  # the command line: each option is a parameter
     workers: Workers = 8,
     prefill: Prefill = 0,
     decode: Decode = 0,
+    routers: Routers = 1,
     startup: Startup = "60s",
     budget: Budget = None,
     block_size: BlockTokens = 16,
@@ -136,6 +138,7 @@ def replay(  # noqa: PLR0913  # the command line: each option is a parameter
             )
         else:
             raise CliError("name what to replay: --scenario NAME (or `list`), or --trace FILE")
+        chosen = replace(chosen, fleet=replace(chosen.fleet, routers=routers))
         lines = _run(chosen, policies, list(range(1, seeds + 1)))
     except (TraceError, StartupError, ValueError) as error:
         raise CliError(str(error)) from error

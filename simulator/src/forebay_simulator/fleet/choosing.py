@@ -8,6 +8,7 @@ counts four bytes, which is what the router assumes of text before it has learnt
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Callable
 from random import Random
 
 from forebay_api.objective import Objective
@@ -82,7 +83,7 @@ class Forebay:
             in_flight=choice.worker.load.requests + 1,
         )
         if choice.prefill is not None:
-            self._index.approximate.record(choice.worker.uid, look_up.content)
+            self._index.passed_on(choice.worker.uid, look_up.content)
         return Placement(choice.worker, choice.prefill, max(1, choice.prediction.uncached_tokens))
 
     def _meet(self, snapshot: Snapshot) -> None:
@@ -117,6 +118,14 @@ class Forebay:
             record.usage = Usage(job.arrival.prompt_tokens, job.arrival.output_tokens, job.cached_tokens)
         worker = self._snapshot.by_uid.get(job.worker)
         learn(trip, record, self._index, in_flight=1 if worker is None else worker.load.requests + 1)
+
+    def share(self, on_sent: Callable[[str, Content], None]) -> None:
+        """Tell of every prompt that goes to a worker."""
+        self._index.on_sent.append(on_sent)
+
+    def heard(self, uid: str, content: Content) -> None:
+        """Another router sent a prompt to a worker."""
+        self._index.approximate.record(uid, content)
 
     def gone(self, uid: str) -> None:
         """Forget a worker."""

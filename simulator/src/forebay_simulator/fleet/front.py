@@ -12,6 +12,7 @@ token is sent to another one; after it, it is cut off.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from forebay_api.objective import Outcome, Verdict
@@ -21,6 +22,7 @@ from forebay_simulator.fleet.agenda import Agenda, Rank
 from forebay_simulator.fleet.counts import RouterCounts
 from forebay_simulator.fleet.jobs import Job
 from forebay_simulator.fleet.members import Member, Members, State
+from forebay_simulator.fleet.replicas import Replicas
 from forebay_simulator.fleet.routing import Placement, Routing
 from forebay_simulator.fleet.spec import FleetSpec
 from forebay_simulator.fleet.workers import Hooks
@@ -44,11 +46,11 @@ class _Leg:
 
 @dataclass(slots=True)
 class Front:
-    """One router."""
+    """One router, or several that the rest of the fleet sees as one."""
 
     spec: FleetSpec
     agenda: Agenda
-    routing: Routing = field(init=False)
+    routers: Replicas = field(init=False)
     members: Members = field(init=False)
     counts: RouterCounts = field(default_factory=RouterCounts)
     pool_in_flight: dict[str, int] = field(default_factory=dict)
@@ -63,9 +65,10 @@ class Front:
         """What engines tell this router."""
         return Hooks(self._first_token, self._finished, self._fetch)
 
-    def attach(self, members: Members, routing: Routing) -> None:
-        """Learn of the workers and how to choose among them."""
-        self.members, self.routing = members, routing
+    def attach(self, members: Members, routings: Sequence[Routing]) -> None:
+        """Learn of the workers and how each router chooses among them."""
+        self.members = members
+        self.routers = Replicas(self.spec, self.agenda, members, routings)
         members.changed = self._serve_held
         members.lost = self._lost
         self.pool_in_flight = dict.fromkeys(members.pools, 0)
@@ -108,7 +111,7 @@ class Front:
     # ---- placing
 
     def _place(self, job: Job) -> bool:
-        snapshot = self.members.snapshot
+        snapshot = self.routers.snapshot(job)
         demand = Demand(
             prompt_tokens=job.arrival.prompt_tokens,
             output_tokens=self.spec.expected_output_tokens,
@@ -117,7 +120,7 @@ class Front:
         )
         if not snapshot.mixed and not snapshot.decode:
             return False
-        placement = self.routing.choose(job, demand, snapshot, self.agenda.now_s)
+        placement = self.routers.routing(job).choose(job, demand, snapshot, self.agenda.now_s)
         if placement is None:
             return False
         self._send(job, placement)
@@ -154,6 +157,7 @@ class Front:
         load.prompt_tokens += prompt_tokens
         load.output_tokens += output_tokens
         self.pool_in_flight[member.pool.name] += 1
+        self.routers.taken(job, self._leases, member.uid, prompt_tokens, output_tokens)
 
     def _release(self, request_id: str) -> None:
         leg = self._legs.pop(request_id, None)
@@ -166,6 +170,7 @@ class Front:
         if leg.prompt_tokens:
             load.backlog.drop(leg.number, self.agenda.now_s)
         self.pool_in_flight[leg.member.pool.name] -= 1
+        self.routers.released(leg.job, leg.number)
         if not load.requests:
             self.members.idle(leg.member)
 
@@ -179,6 +184,7 @@ class Front:
         load.prompt_tokens -= leg.prompt_tokens
         load.backlog.computed(leg.number, now_s)
         leg.prompt_tokens = 0
+        self.routers.computed(leg.job, leg.number)
         if request is leg.job.answer:
             leg.job.first_token_s = now_s
             self.counts.ttft.observe(now_s - leg.job.at_s)
@@ -235,7 +241,7 @@ class Front:
 
     def _lost(self, member: Member, requests: list[str]) -> None:
         """A worker died with these requests in it. A pair's other leg ends with it."""
-        self.routing.gone(member.uid)
+        self.routers.gone(member.uid)
         jobs = {leg.job.number: leg.job for leg in self._legs.values() if leg.member is member}
         for name in requests:
             if name in self._legs:
@@ -274,7 +280,7 @@ class Front:
             counts.prompt_tokens += job.arrival.prompt_tokens
             counts.cached_tokens += job.cached_tokens
             counts.output_tokens += job.arrival.output_tokens
-        self.routing.ended(job)
+        self.routers.routing(job).ended(job)
 
     def good(self) -> int:
         """Good requests so far."""

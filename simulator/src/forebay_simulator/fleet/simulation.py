@@ -73,9 +73,11 @@ class Run:
             _generator(setting.seed, "workers"),
             strides=setting.strides,
         )
+        make_routing = ROUTING[setting.routing]
+        parts = ["routing", *(f"routing {number}" for number in range(1, setting.fleet.routers))]
         self.front.attach(
             self.members,
-            ROUTING[setting.routing](_generator(setting.seed, "routing"), self.members.by_uid, setting.fleet),
+            [make_routing(_generator(setting.seed, part), self.members.by_uid, setting.fleet) for part in parts],
         )
         self.watch = Watch(
             setting.scraping, self.agenda, self.front, self.members, _generator(setting.seed, "prometheus")

@@ -148,6 +148,10 @@ class FleetSpec:
     """Requests of a leaving worker that take longer are cut off."""
     seeds_known: bool = True
     """The router knows the speed of its workers from the capacity model before it has measured any."""
+    routers: int = 1
+    """Replicas of the router; each request comes to one of them."""
+    mesh_delay_s: float | None = 0.001
+    """From a router's telling to the others' hearing; None: they do not tell."""
     expected_output_tokens: int = 256
     """The router's guess of an answer's length."""
 
