@@ -338,14 +338,10 @@ class Upstreams:
     async def get(self, peer: Peer, path: str, *, timeout_s: float) -> Answer:
         """The complete answer to a GET; raises WorkerFailure."""
         request = b"GET %b HTTP/1.1\r\n%baccept: application/json\r\n\r\n" % (path.encode(), peer.host_line)
-        return await self._collect(peer, path, request, timeout_s)
+        return await self.collect(peer, path, request, timeout_s)
 
-    async def post(self, peer: Peer, path: str, body: bytes, *, timeout_s: float) -> Answer:
-        """The complete answer to a POST of JSON; raises WorkerFailure."""
-        head = b"POST %b HTTP/1.1\r\n%bcontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
-        return await self._collect(peer, path, head % (path.encode(), peer.host_line, len(body)) + body, timeout_s)
-
-    async def _collect(self, peer: Peer, path: str, request: bytes, timeout_s: float) -> Answer:
+    async def collect(self, peer: Peer, path: str, request: bytes, timeout_s: float) -> Answer:
+        """The complete answer to a request of the router's own; raises WorkerFailure."""
         collector = _Collector()
         answer = Answer(collector, now_s=time.monotonic())
         answer.collect_whole()

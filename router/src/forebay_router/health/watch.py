@@ -30,6 +30,8 @@ log = logging.getLogger(__name__)
 ROUND_S: Final = 1.0
 LOOK_TIMEOUT_S: Final = 2.0
 SIGN_TIMEOUT_S: Final = 10.0
+_SIGN_PATH: Final = "/v1/completions"
+_SIGN: Final = b"POST /v1/completions HTTP/1.1\r\n%bcontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
 AT_ONCE_MAX: Final = 16
 """Workers that are asked in one round."""
 
@@ -147,8 +149,9 @@ class Watch:
         service = self.table.services[worker.spec.service]
         body = orjson.dumps({"model": service.spec.models[0], "prompt": "a", "max_tokens": 1})
         peer = self.watched[worker.spec.uid].peer
+        request = _SIGN % (peer.host_line, len(body)) + body
         try:
-            answer = await self.upstreams.post(peer, "/v1/completions", body, timeout_s=self.sign_timeout_s)
+            answer = await self.upstreams.collect(peer, _SIGN_PATH, request, self.sign_timeout_s)
         except WorkerFailure as failure:
             log.debug("frozen worker gives no sign of life: %s", failure.message)
             self.guard.rest_on(worker, time.monotonic())
