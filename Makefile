@@ -38,6 +38,10 @@ check: .venv/.synced ## format, lint, strict types, import contracts, generated 
 bench: programs ## the measurements; results in build/bench
 	@$(PY) -m pytest -m bench tests/bench
 
+.PHONY: bench-autoscaler
+bench-autoscaler: .venv/.synced ## scaling policies side by side in the fleet simulator (ARGS=--quick for a smoke test)
+	@$(PY) -m tests.bench.autoscaler $(ARGS)
+
 .PHONY: generate
 generate: .venv/.synced ## write every generated file anew
 	@$(PY) scripts/generate.py
