@@ -157,6 +157,11 @@ class Answer:
         """The body has a content encoding, so nothing can be read in it."""
         return self.fields.get(b"content-encoding", b"identity").lower() != b"identity"
 
+    @property
+    def takes_comments(self) -> bool:
+        """A comment may stand between what has been passed on and what comes."""
+        return self.collected or (self.scanner is not None and not self.scanner.torn)
+
     def pass_chunk(self, data: bytes) -> bool:
         """Pass on a read that is one whole chunk of plain content, as it is; False leaves it to be parsed."""
         sink, scanner = self.chunk_sink, self.scanner
@@ -274,3 +279,4 @@ class WorkerRefusal(WorkerFailure):
 
     answer: Answer
     """Complete; relayed when no other worker is left."""
+    answered: bool = True

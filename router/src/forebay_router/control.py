@@ -6,6 +6,7 @@ which `metrics` keeps short (about 1 us a line).
 """
 
 import contextlib
+import ssl
 import time
 from collections.abc import Generator, Iterator
 from datetime import UTC, datetime
@@ -16,13 +17,14 @@ import uvicorn
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
 
-from forebay_router import errors, metrics, protection
+from forebay_router import errors, metrics, showing
 from forebay_router.discovery.source import Discovery
 from forebay_router.endpoints import ENDPOINTS
 from forebay_router.explaining import explain_request
 from forebay_router.kv_events import KvEvents
 from forebay_router.mesh.peers import Counts
 from forebay_router.mesh.sockets import Mesh
+from forebay_router.protection_metrics import protection_samples
 from forebay_router.router import Router
 from forebay_router.table import Service, Worker, WorkerState
 
@@ -88,13 +90,14 @@ def _gauges(router: Router, discovery: Discovery, kv_events: KvEvents) -> Iterat
                 labels = (*of_service, ("pool", pool), ("role", stats.role), ("state", state.value))
                 yield metrics.WORKERS, labels, count
         yield from _prefix_gauges(router, service, of_service)
-        yield from protection.samples(router.tools.placing, service, of_service)
+        yield from showing.samples(router.tools.placing, service, of_service)
     yield from _index_gauges(router, kv_events)
     yield from _mesh_gauges(router.mesh)
     yield metrics.SYNCED, (), int(discovery.synced)
     yield metrics.CONNECTIONS, (), len(router.connections.live) if router.connections else 0
     yield metrics.LEASES, (), len(table.leases)
     yield metrics.DISCOVERY_ERRORS, (), discovery.failures
+    yield from protection_samples(router.tools.protection)
 
 
 def metrics_text(router: Router, discovery: Discovery, kv_events: KvEvents) -> bytes:
@@ -146,7 +149,7 @@ def _worker_state(router: Router, worker: Worker, now_s: float) -> dict[str, Any
         "role": spec.role.value,
         "revision": spec.revision,
         "state": spec.state.value,
-        "health": protection.health_state(worker.health, now_s),
+        "health": showing.health_state(worker.health, now_s),
         "requests": worker.load.requests,
         "prompt_tokens": worker.load.prompt_tokens,
         "output_tokens": worker.load.output_tokens,
@@ -170,7 +173,7 @@ def _service_state(router: Router, service: Service, now_s: float) -> dict[str, 
         },
         "in_flight": service.stats.in_flight,
         "pending": service.stats.pending,
-        "queue": protection.queue_state(router.tools.placing, service, now_s),
+        "queue": showing.queue_state(router.tools.placing, service, now_s),
         "prompt_tokens_per_byte": round(known.tokens_per_byte, 4) if known else None,
         "workers": [_worker_state(router, worker, now_s) for worker in service.workers.values()],
     }
@@ -253,7 +256,15 @@ class ControlServer(uvicorn.Server):
         yield
 
 
-def control_server(app: FastAPI) -> ControlServer:
-    """A server for the control port; it is given its socket when it is run."""
-    config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", log_level="warning")
+def control_server(app: FastAPI, tls: ssl.SSLContext | None) -> ControlServer:
+    """A server for the control port, with TLS or without; it is given its socket when it is run."""
+    factory = None if tls is None else lambda *_: tls
+    config = uvicorn.Config(
+        app,
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        log_level="warning",
+        ssl_context_factory=factory,
+    )
     return ControlServer(config)

@@ -1,6 +1,6 @@
 """What a request may claim of a queue."""
 
-from dataclasses import dataclass
+from dataclasses import replace
 from math import inf
 
 import pytest
@@ -18,31 +18,20 @@ from forebay_router.endpoints import ENDPOINTS
 from forebay_router.errors import RequestRefused
 from forebay_router.parsing import parse_request
 from forebay_router.reading import Received
+from forebay_router.tenancy.keys import Grant
 
 HIGH, NORMAL, LOW = Priority.HIGH, Priority.NORMAL, Priority.LOW
 
 
-@dataclass
-class Grant:
-    """What a key allows, as far as it matters here."""
-
-    tenant: str = "team"
-    weight: int = 3
-    priority_max: int | None = None
+TEAM = Grant(key="k", tenant="team", weight=3)
 
 
 def received(headers: dict[bytes, bytes] | None = None, *, grant: Grant | None = None) -> Received:
     made = Received(
         b"POST", b"/v1/chat/completions", [], headers or {}, http_10=False, keep_alive=True, received_s=100.0
     )
-    return made if grant is None else _Granted(made, grant)
-
-
-class _Granted:
-    """A request whose key was looked up."""
-
-    def __init__(self, request: Received, grant: Grant) -> None:
-        self.fields, self.received_s, self.grant = request.fields, request.received_s, grant
+    made.grant = grant
+    return made
 
 
 @pytest.mark.parametrize(
@@ -71,7 +60,7 @@ class _Granted:
 )
 def test_priority(header, fields, ceiling, priority):
     headers = {} if header is None else {b"x-forebay-priority": header}
-    grant = None if ceiling is None else Grant(priority_max=ceiling)
+    grant = None if ceiling is None else replace(TEAM, priority_max=ceiling)
     assert priority_of(received(headers, grant=grant), fields) is priority
 
 
@@ -83,7 +72,7 @@ def test_header_that_is_no_priority_is_an_error_that_names_the_fix():
 
 
 def test_tenant_is_the_key_s_else_the_client_s_word():
-    assert tenant_of(received({b"x-forebay-tenant": b"me"}, grant=Grant())) == ("team", 3)
+    assert tenant_of(received({b"x-forebay-tenant": b"me"}, grant=TEAM)) == ("team", 3)
     assert tenant_of(received({b"x-forebay-tenant": b"me"})) == ("me", 1)
     assert tenant_of(received()) == ("", 1)
     assert len(tenant_of(received({b"x-forebay-tenant": b"x" * 10_000}))[0]) == TENANT_MAX_BYTES

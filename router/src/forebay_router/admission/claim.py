@@ -53,7 +53,7 @@ class Claim:
 
 def tenant_of(received: Received) -> tuple[str, int]:
     """Whose request it is, with the tenant's weight: the API key's tenant, else who the client says it is."""
-    grant = getattr(received, "grant", None)
+    grant = received.grant
     if grant is not None:
         return grant.tenant, grant.weight
     return received.fields.get(TENANT_HEADER, b"")[:TENANT_MAX_BYTES].decode(errors="replace"), 1
@@ -62,8 +62,7 @@ def tenant_of(received: Received) -> tuple[str, int]:
 def priority_of(received: Received, fields: Mapping[str, Any] | None) -> Priority:
     """The priority asked for, lowered to the key's ceiling; raises RequestRefused for a header that is no priority."""
     asked = _asked_priority(received, fields)
-    grant = getattr(received, "grant", None)
-    ceiling = None if grant is None else grant.priority_max
+    ceiling = None if received.grant is None else received.grant.priority_max
     if ceiling is not None and asked > ceiling:
         return Priority(max(Priority.LOW, min(Priority.HIGH, ceiling)))
     return asked

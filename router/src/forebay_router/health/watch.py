@@ -31,7 +31,7 @@ ROUND_S: Final = 1.0
 LOOK_TIMEOUT_S: Final = 2.0
 SIGN_TIMEOUT_S: Final = 10.0
 _SIGN_PATH: Final = "/v1/completions"
-_SIGN: Final = b"POST /v1/completions HTTP/1.1\r\n%bcontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+_SIGN: Final = b"POST /v1/completions HTTP/1.1\r\n%b%bcontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
 AT_ONCE_MAX: Final = 16
 """Workers that are asked in one round."""
 
@@ -149,7 +149,7 @@ class Watch:
         service = self.table.services[worker.spec.service]
         body = orjson.dumps({"model": service.spec.models[0], "prompt": "a", "max_tokens": 1})
         peer = self.watched[worker.spec.uid].peer
-        request = _SIGN % (peer.host_line, len(body)) + body
+        request = _SIGN % (peer.host_line, self.upstreams.access.authorization, len(body)) + body
         try:
             answer = await self.upstreams.collect(peer, _SIGN_PATH, request, self.sign_timeout_s)
         except WorkerFailure as failure:
