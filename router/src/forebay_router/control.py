@@ -97,6 +97,8 @@ def _gauges(router: Router, discovery: Discovery, kv_events: KvEvents) -> Iterat
     yield metrics.CONNECTIONS, (), len(router.connections.live) if router.connections else 0
     yield metrics.LEASES, (), len(table.leases)
     yield metrics.DISCOVERY_ERRORS, (), discovery.failures
+    yield metrics.PROCESSES, (), 1
+    yield metrics.PROCESS_RESTARTS, (), 0
     yield from protection_samples(router.tools.protection)
 
 
@@ -256,8 +258,8 @@ class ControlServer(uvicorn.Server):
         yield
 
 
-def control_server(app: FastAPI, tls: ssl.SSLContext | None) -> ControlServer:
-    """A server for the control port, with TLS or without; it is given its socket when it is run."""
+def control_server(app: FastAPI, tls: ssl.SSLContext | None = None, *, path: str | None = None) -> ControlServer:
+    """A server for the control port, with TLS or without; it is given its socket when it runs, unless it makes a file."""
     factory = None if tls is None else lambda *_: tls
     config = uvicorn.Config(
         app,
@@ -266,5 +268,6 @@ def control_server(app: FastAPI, tls: ssl.SSLContext | None) -> ControlServer:
         lifespan="off",
         log_level="warning",
         ssl_context_factory=factory,
+        uds=path,
     )
     return ControlServer(config)

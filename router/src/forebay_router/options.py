@@ -187,8 +187,9 @@ GROUPS: tuple[tuple[str, tuple[Option, ...]], ...] = (
         ),
     ),
     (
-        "Replicas",
+        "Processes and replicas",
         (
+            Option("--processes", count, "1", "N", "processes that share the port; one uses one core"),
             Option("--mesh", host_port, None, "HOST:PORT",
                    f"tell other replicas here what is sent where, such as 0.0.0.0:{MESH_PORT}"),
             Option("--peers", peer_address, None, "ADDRESS",

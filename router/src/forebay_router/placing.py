@@ -43,9 +43,9 @@ ATTENTION_S: Final = 0.1
 class Place:
     """The leases of one attempt. A context manager: every lease is released once, on any exit."""
 
-    lease: Lease
+    lease: Lease[Worker]
     """On the worker that answers the client."""
-    prefill: Lease | None
+    prefill: Lease[Worker] | None
     """On the worker that computes the prompt, when that is another one."""
     choice: Choice
     trip: Trip

@@ -13,6 +13,7 @@ from typing import Any
 from forebay_api.modelservice import Role
 from forebay_router.access_log import AccessLogMode
 from forebay_router.options import ENVIRONMENT_PREFIX, GROUPS, OPTIONS, HostPort, Option, check_scheme
+from forebay_router.processes.part import PART_VARIABLE
 from forebay_router.protection import ProtectionSettings, protection_settings
 from forebay_router.replicas import ReplicaSettings, read_replica_settings
 
@@ -210,6 +211,7 @@ def parse_settings(arguments: Sequence[str], environment: Mapping[str, str]) -> 
     try:
         values = {option.dest: _value(option, given[option.dest], environment) for option in OPTIONS}
         values["kubernetes"] = given["kubernetes"] or in_environment
+        values["part"] = environment.get(PART_VARIABLE)
         return build_settings(values)
     except ValueError as error:
         parser.error(str(error))
