@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from math import inf
 from random import Random
 from types import TracebackType
-from typing import Final, NamedTuple, Self
+from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
 from forebay_api.objective import Outcome
 from forebay_router import errors
@@ -34,6 +34,9 @@ from forebay_router.predicting import Demand
 from forebay_router.reading import Received
 from forebay_router.rewriting import needs_one_worker
 from forebay_router.table import Service, ServiceKey, Worker, WorkerTable
+
+if TYPE_CHECKING:  # loaded where tokenizers are given only: it brings 20 MB
+    from forebay_router.tokens.tokenizers import Tokenizers
 
 ATTENTION_S: Final = 0.1
 """A shorter predicted wait is nothing that a client's time limit or a queue could be about."""
@@ -125,6 +128,8 @@ class Placing:
     """How long a request for an unknown model is held while the list of workers is incomplete."""
     hold_bytes: int
     """Most bytes of bodies that wait for one service, at one priority."""
+    tokenizers: "Tokenizers | None" = None
+    """Turn prompts into tokens, for models whose tokenizer is known."""
     guard: Guard = field(init=False)
     pending: Pending[Place] = field(init=False)
     _unknown: set["asyncio.Future[None]"] = field(default_factory=set)
@@ -191,7 +196,9 @@ class Placing:
     def place_now(
         self, service: Service, parsed: ParsedRequest, received: Received, tried: frozenset[str]
     ) -> Place | None:
-        """Leases for one attempt, if there is a worker with room for it and nobody waits for one; raises RequestRefused."""
+        """Leases for one attempt, if there is a worker with room for it nobody waits for one, and its tokens are known; raises RequestRefused."""
+        if self._wants_tokens(service, parsed):
+            return None
         look_up = self._look_up(service, parsed)
         if look_up is not None and not tried:
             self.index.arrived(str(service.spec.key), look_up)
@@ -212,6 +219,11 @@ class Placing:
 
     async def place(self, service: Service, parsed: ParsedRequest, received: Received, tried: frozenset[str]) -> Place:
         """Leases for one attempt; raises RequestRefused when it cannot wait for them, or waited in vain."""
+        if self.tokenizers is not None and self._wants_tokens(service, parsed):
+            await self.tokenizers.tell(parsed, service.spec.models)
+            place = self.place_now(service, parsed, received, tried)
+            if place is not None:
+                return place
         look_up = self._look_up(service, parsed)
         demand = self._demand(service, parsed, tried, look_up)
         claim = claim_of(received, parsed)
@@ -251,6 +263,9 @@ class Placing:
             if worker.load.requests > worker.fillers and room.disturbs(choice, objective):
                 return inf
         return room.excess_s(choice, objective)
+
+    def _wants_tokens(self, service: Service, parsed: ParsedRequest) -> bool:
+        return self.tokenizers is not None and self.tokenizers.wants(parsed, service.spec.models)
 
     def possible(self, service: Service, parsed: ParsedRequest, tried: frozenset[str]) -> bool:
         """Some worker could take another attempt now."""

@@ -51,6 +51,7 @@ from forebay_router.table import Timeouts, WorkerTable
 from forebay_router.upstream import Upstreams
 
 if TYPE_CHECKING:
+    from forebay_router.tokens.tokenizers import Tokenizers
     from forebay_router.tracing import Tracing
 
 log = logging.getLogger(__name__)
@@ -62,16 +63,18 @@ GC_ALLOCATIONS = 20_000
 def build_router(settings: Settings) -> Router:
     """The data plane, not listening yet."""
     table = WorkerTable(worker_limit=settings.worker_limit)
+    index = PrefixIndex(ApproximateIndex(settings.index_blocks))
     upstreams = Upstreams(connect_timeout_s=settings.connect_timeout_s, idle_s=settings.upstream_idle_s)
     protection = build_protection(settings.protection, upstreams.access)
     tools = Tools(
         placing=Placing(
             table=table,
-            index=PrefixIndex(ApproximateIndex(settings.index_blocks)),
+            index=index,
             rng=random.Random(),  # noqa: S311 - ties between workers
             hold_limit=settings.hold_limit,
             hold_s=settings.hold_timeout_s,
             hold_bytes=settings.hold_bytes,
+            tokenizers=_load_tokenizers(settings, index),
         ),
         upstreams=upstreams,
         access_log=AccessLog(settings.access_log),
@@ -95,6 +98,18 @@ def build_router(settings: Settings) -> Router:
     )
     router.connections = ClientConnections(limits=limits, serve=router.serve)
     return router
+
+
+def _load_tokenizers(settings: Settings, index: PrefixIndex) -> "Tokenizers | None":
+    """The tokenizers that the settings name; ends the program with a sentence where one cannot be read."""
+    if not settings.tokenizers:
+        return None
+    from forebay_router.tokens.tokenizers import Tokenizers  # noqa: PLC0415 - loaded where it is used only: 0.1 s, 20 MB
+
+    try:
+        return Tokenizers.load(dict(settings.tokenizers), index.precise)
+    except ValueError as error:
+        raise SystemExit(f"forebay-router: --tokenizer: {error}") from error
 
 
 def build_tracing(share: float | None) -> "Tracing | None":
@@ -199,6 +214,8 @@ class Process:
         tools.upstreams.close()
         if tools.tracing is not None:
             await asyncio.to_thread(tools.tracing.close)
+        if tools.placing.tokenizers is not None:
+            tools.placing.tokenizers.close()
         await asyncio.sleep(0)
 
     def _control(self, part: Part | None) -> tuple[ControlServer, list[socket.socket] | None]:

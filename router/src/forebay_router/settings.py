@@ -46,6 +46,8 @@ class Settings:
     explain: bool
     kv_events_port: int | None
     """Of static workers."""
+    tokenizers: tuple[tuple[str, Path], ...]
+    """Model and the folder with its tokenizer files."""
     upstream_idle_s: float
     body_limit_bytes: int
     head_limit_bytes: int
@@ -184,6 +186,7 @@ def build_settings(values: Mapping[str, Any]) -> Settings:
         index_blocks=values["index_blocks"],
         explain=values["explain"] == "on",
         kv_events_port=values["kv_events_port"],
+        tokenizers=values["tokenizer"],
         upstream_idle_s=values["upstream_idle"],
         body_limit_bytes=values["body_limit"],
         head_limit_bytes=values["head_limit"],
