@@ -196,7 +196,7 @@ class Placing:
     def place_now(
         self, service: Service, parsed: ParsedRequest, received: Received, tried: frozenset[str]
     ) -> Place | None:
-        """Leases for one attempt, if there is a worker with room for it nobody waits for one, and its tokens are known; raises RequestRefused."""
+        """Leases, if a worker has room, nobody waits for one and the prompt's tokens are known; raises RequestRefused."""
         if self._wants_tokens(service, parsed):
             return None
         look_up = self._look_up(service, parsed)
