@@ -35,10 +35,12 @@ QUEUED_MIN: Final = 2
 
 def queued_work_s(candidate: Candidate, wait_s: float) -> float:
     """Seconds of work in the prompts queued at a worker, of which `wait_s` were predicted; 0 where its speed is not measured."""
-    backlog = candidate.load.backlog
-    if candidate.speed.pool.origin is not Origin.MEASURED or len(backlog.prompts) < QUEUED_MIN:
+    backlog, speed = candidate.load.backlog, candidate.speed
+    prompts = len(backlog.prompts)
+    if speed.pool.origin is not Origin.MEASURED or prompts < QUEUED_MIN:
         return 0.0
-    return min(wait_s, backlog.tokens * candidate.token_s)
+    line = speed.pool.first_token
+    return min(wait_s, (backlog.tokens * line.slope + prompts * line.second) * speed.first_token.value)
 
 
 def excess_s(choice: Choice, objective: Objective) -> float:
