@@ -101,9 +101,8 @@ def test_traces_beside_other_policies(name):
     trace = case.trace()
     bound = case.bound(trace)
     print(f"\n{name}: affinity without time finds {bound.hit_share:.1%}, imbalance {bound.imbalance:.2f}")
-    print(
-        "| policy | hit share | busiest/mean | TTFT p50 s | p90 | p99 | TPOT p99 ms | attainment |\n|---|---|---|---|---|---|---|---|"
-    )
+    print("| policy | hit share | busiest/mean | TTFT p50 s | p90 | p99 | TPOT p99 ms | attainment |")
+    print("|---|---|---|---|---|---|---|---|")
     scores = {}
     for policy in ROUTING:
         scores[policy] = scores_of(simulate(Setting(fleet=case.fleet, trace=trace, routing=policy, seed=1)))
