@@ -6,7 +6,7 @@ the answer to "who holds the longest start of this prompt" one dictionary lookup
     alive = everyone;  for each block: alive &= holders[block];  a worker that drops out at block i holds i blocks
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 
@@ -68,7 +68,7 @@ class Holders:
         else:
             self.blocks.pop(block, None)
 
-    def walk(self, hashes: Sequence[int]) -> list[tuple[int, int]]:
+    def walk(self, hashes: Iterable[int]) -> list[tuple[int, int]]:
         """(bit set of slots, blocks they hold of this chain without a hole) for all that hold the first, shortest first."""
         found = []
         alive = -1
