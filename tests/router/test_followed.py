@@ -48,6 +48,27 @@ async def test_a_bad_change_is_told_once_and_undone_by_a_good_one(tmp_path, capl
     assert (file.valid, taken.values) == (True, ["one", "new"])
 
 
+async def test_nothing_that_goes_wrong_ends_the_following_or_tells_what_the_file_holds(tmp_path, caplog):
+    path, taken = tmp_path / "key", Taken()
+    path.write_text("one")
+
+    def read() -> str:
+        if (text := path.read_text()) == "secret":
+            raise RecursionError(text)
+        return text
+
+    file = Followed(Kind.WORKER_KEY, lambda: (path,), read, taken.values.append)
+    file.start()
+    path.write_text("secret")
+    await file.look()
+    assert (file.valid, file.failures) == (False, 1)
+    assert "worker_key: RecursionError" in caplog.text
+    assert "secret" not in caplog.text
+    path.write_text("another")
+    await file.look()
+    assert (file.valid, taken.values) == (True, ["one", "another"])
+
+
 async def test_the_swap_of_a_link_is_a_change_though_the_path_stays(tmp_path):
     for version in ("1", "2"):
         folder = tmp_path / f"..{version}"

@@ -29,7 +29,7 @@ from typing import Any, Final
 from xxhash import xxh3_64_intdigest
 
 from forebay_router.index.events import Batch, Cleared, EngineHash, Removed, Stored
-from forebay_router.index.holders import Holders, Slots
+from forebay_router.index.holders import Holders, Slots, slots_in
 
 FULL_ATTENTION: Final = "full_attention"
 
@@ -224,12 +224,10 @@ class PreciseIndex:
         sizes = {rank.block_size for ranks in self.ranks.values() for rank in ranks.values() if rank.block_size}
         depths: dict[int, int] = {}
         for size in sizes:
-            for mask, depth in self.holders.walk(token_blocks(token_ids, size, lora, salt)):
-                rest = mask
-                while rest:
-                    lowest = rest & -rest
-                    depths[lowest.bit_length() - 1] = depth
-                    rest ^= lowest
+            seen = 0
+            for mask, depth in reversed(self.holders.walk(token_blocks(token_ids, size, lora, salt))):
+                depths |= dict.fromkeys(slots_in(mask & ~seen), depth)
+                seen = mask
         return depths
 
 
