@@ -152,7 +152,8 @@ class Answer:
     @property
     def encoded(self) -> bool:
         """The body has a content encoding, so nothing can be read in it."""
-        return self.fields.get(b"content-encoding", b"identity").lower() != b"identity"
+        coding = self.fields.get(b"content-encoding")
+        return coding is not None and coding.lower() != b"identity"
 
     def pass_chunk(self, data: bytes) -> bool:
         """Pass on a read that is one whole chunk of plain content, as it is; False leaves it to be parsed."""

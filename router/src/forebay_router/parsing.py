@@ -16,6 +16,8 @@ from forebay_router.endpoints import Dialect, Endpoint
 from forebay_router.index.content import Content, content_of
 
 BYTES_PER_TOKEN = 4
+CONTENT_MIN_BYTES = 256
+"""A smaller body is not looked up: its few tokens are computed again sooner than any choice could gain by them."""
 DEFAULT_OUTPUT_TOKENS = 256
 """Expected output where the client sets no limit, and the most that is expected where it sets a large one."""
 _BOUNDARY = re.compile(rb'boundary="?([^";,\r\n]{1,200})"?', re.IGNORECASE)
@@ -71,8 +73,14 @@ def parse_request(endpoint: Endpoint, headers: Mapping[bytes, bytes], body: byte
         prompt_tokens=len(body) // BYTES_PER_TOKEN,
         output_tokens=_expected_output(fields),
         choices=_choices(fields),
-        content=None if endpoint.dialect is Dialect.OPAQUE else content_of(fields),
+        content=_content(endpoint, fields, len(body)),
     )
+
+
+def _content(endpoint: Endpoint, fields: dict[str, Any], body_bytes: int) -> Content | None:
+    if body_bytes < CONTENT_MIN_BYTES or endpoint.dialect is Dialect.OPAQUE:
+        return None
+    return content_of(fields)
 
 
 def _expected_output(fields: dict[str, Any]) -> int:

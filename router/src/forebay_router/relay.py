@@ -211,8 +211,9 @@ class Exchange:
         attempt, self.attempt = self.attempt, None
         if attempt is not None:
             attempt.let_go()
-            if attempt.scanner is not None:
-                self._note_stream(attempt.scanner)
+            scanner = attempt.scanner
+            if scanner is not None:
+                self._note_stream(scanner)
 
     # -- passing on ---------------------------------------------------------------------------------------------------
 

@@ -81,13 +81,14 @@ class Facts(NamedTuple):
 _VLLM_USAGE = re.compile(
     rb'"usage":\{"prompt_tokens":(\d{1,12}),"total_tokens":\d{1,12},"completion_tokens":(\d{1,12}),'
     rb'"prompt_tokens_details":(?:null|\{"cached_tokens":(\d{1,12})[,}])'
-).search
-"""How vLLM writes it: found without parsing the answer. A quote within text is escaped, so text cannot look like this."""
+).match
+"""How vLLM writes it: read without parsing the answer. A quote within text is escaped, so text cannot look like this."""
 
 
 def read_facts(body: bytes) -> Facts:
     """Usage and the abort mark of a JSON answer that is complete."""
-    found = None if b'"abort"' in body else _VLLM_USAGE(body)
+    at = body.rfind(b'"usage"')
+    found = _VLLM_USAGE(body, at) if at >= 0 and b'"abort"' not in body else None
     if found is not None:
         prompt, output, cached = found.groups()
         return Facts(Usage(int(prompt), int(output), None if cached is None else int(cached)), aborted=False)
