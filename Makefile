@@ -42,6 +42,10 @@ bench: programs ## the measurements; results in build/bench
 bench-router: .venv/.synced ## the router beside others on one core; installs them; results in build/bench/router.md (ROUNDS=3, ROUTERS=a,b)
 	@$(PY) -m tests.bench.routers --rounds $(or $(ROUNDS),3) $(if $(ROUTERS),--routers $(ROUTERS))
 
+.PHONY: bench-autoscaler
+bench-autoscaler: .venv/.synced ## scaling policies side by side in the fleet simulator (ARGS=--quick for a smoke test)
+	@$(PY) -m tests.bench.autoscaler $(ARGS)
+
 .PHONY: generate
 generate: .venv/.synced ## write every generated file anew
 	@$(PY) scripts/generate.py

@@ -288,8 +288,8 @@ def test_history_keeps_what_was_new_and_the_last_and_no_more_than_it_may():
         state = made.decision.state
         history.add([made])
     found = list(history.select(namespace=None, model_service=None, limit=100))
-    assert found[0]["decision"]["at_s"] == 19
-    assert 3.0 in [one["decision"]["at_s"] for one in found]
+    assert found[0].decision.at_s == 19
+    assert 3.0 in [one.decision.at_s for one in found]
     assert len(found) <= 6
     assert list(history.select(namespace="other", model_service=None, limit=100)) == []
     assert len(list(history.select(namespace=KEY[0], model_service=KEY[1], limit=1))) == 1

@@ -140,9 +140,34 @@ def test_ports_are_named_as_others_look_for_them(helm: Helm, values: dict[str, A
         expected = {names.METRICS_PORT_NAME: names.CONTROL_PORT}
         if component == "router":
             expected[names.HTTP_PORT_NAME] = names.ROUTER_PORT
+            if values.get("router", {}).get("mesh", {}).get("enabled", True):
+                expected[names.MESH_PORT_NAME] = names.MESH_PORT
         assert ports == expected
         probes = [container_of(deployment)[f"{kind}Probe"] for kind in ("startup", "readiness", "liveness")]
         assert {one["httpGet"]["port"] for one in probes} == {names.METRICS_PORT_NAME}
+
+
+@variants
+def test_router_replicas_find_each_other_and_nobody_else(helm: Helm, values: dict[str, Any]):
+    objects = helm.template(values)
+    router = of_component(objects, "Deployment", "router")
+    settings = parse_router(arguments_of(router), environment_of(router)).replica
+    policies = [one for one in of_kind(objects, "NetworkPolicy") if one["metadata"]["name"].endswith("-router")]
+    rules = {rule["ports"][0]["port"]: rule for one in policies for rule in one["spec"]["ingress"]}
+    if not values.get("router", {}).get("mesh", {}).get("enabled", True):
+        assert settings.mesh is None
+        assert "mesh" not in rules
+        return
+    assert settings.mesh is not None
+    assert settings.mesh.port == names.MESH_PORT
+    assert (settings.name, settings.peer_namespace) == ("pod-1", NAMESPACE)
+    selected = dict(one.split("=") for one in (settings.peer_pods or "").split(","))
+    assert selected == router["spec"]["selector"]["matchLabels"]
+    if policies:
+        assert rules["mesh"]["from"] == [{"podSelector": {"matchLabels": selected}}]
+    peers = [one for one in of_kind(objects, "Role") if one["metadata"]["name"].endswith("-router-peers")]
+    needs_role = values.get("rbac", {}).get("create", True) and bool(values.get("watchNamespaces"))
+    assert [one["metadata"]["namespace"] for one in peers] == [NAMESPACE] * needs_role
 
 
 @variants

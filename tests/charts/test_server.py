@@ -29,9 +29,9 @@ def rights(component: str) -> set[Right]:
 
 
 def lease_rights(component: str) -> set[Right]:
-    """What it uses in the namespace of the release: the Lease by which one of its replicas acts."""
+    """What it uses in the namespace of the release: the Lease by which one of its replicas acts, or the other replicas' pods."""
     if component == "router":
-        return set()
+        return {("", "pods", verb, "") for verb in ("list", "watch")}  # to find the other replicas
     own = {("coordination.k8s.io", "leases", verb, f"{RELEASE}-{component}") for verb in ("get", "update")}
     return own | {("coordination.k8s.io", "leases", "create", "")}
 

@@ -128,6 +128,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
             }
         },
     },
+    "routers apart": {
+        **PROMETHEUS,
+        "router": {"mesh": {"enabled": False}},
+        "networkPolicies": {"enabled": True},
+    },
     "another name": {**PROMETHEUS, "fullnameOverride": "serving"},
     "single replicas": {**PROMETHEUS, **each({"replicas": 1}), "logging": {"level": "debug"}},
     "flags": {

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import orjson
 import pytest
 from typer.testing import CliRunner
 
+from forebay_autoscaler.history_file import HistoryFile
 from forebay_cli.__main__ import app
 from forebay_cli.errors import CliError
+from tests.autoscaler.test_history_file import records
 
 DATA = Path(__file__).resolve().parent.parent / "data" / "traces"
 CONVERSATION = str(DATA / "mooncake_fast25_conversation.jsonl.gz")
@@ -48,6 +51,18 @@ def test_the_document_has_each_seed_and_is_written(tmp_path):
     assert found["objective"] == {"ttft_s": 2.0, "tpot_s": 0.025, "target": 0.95}
 
 
+def test_a_page_has_every_policy_and_needs_nothing_else(tmp_path):
+    page = tmp_path / "deep" / "page.html"
+    flags = ["-r", "least-load", "-s", "forebay", "-s", "static", "-s", "clairvoyant", "--seeds", "2", "--jobs", "2"]
+    shown = replayed(*SHORT, "--first", "12s", "--workers", "8", *flags, "--html", str(page))
+    assert "over bound %" in shown
+    text = page.read_text()
+    assert text.count("<svg") == 2
+    assert 'class="ours"' in text
+    assert 'class="bound"' in text
+    assert not re.search(r"<script|<link|<img|@import|src=|url\((?!#)", text)
+
+
 def test_more_of_a_trace_is_more_requests():
     def requests(*flags: str) -> int:
         shown = replayed(*SHORT, "--first", "240s", "--seeds", "1", "-o", "json", *flags)
@@ -79,3 +94,37 @@ def test_scenarios_are_listed():
 def test_what_cannot_be_done_is_a_sentence(flags, message):
     with pytest.raises(CliError, match=message):
         CliRunner().invoke(app, ["replay", *flags], catch_exceptions=False)
+
+
+def history(tmp_path: Path) -> Path:
+    file = HistoryFile(tmp_path / "decisions.jsonl", 10**7)
+    file.add(records(45))
+    return file.path
+
+
+def test_recorded_decisions_are_made_again(tmp_path):
+    shown = replayed("--from-history", str(history(tmp_path)))
+    assert "45 decisions on default/llama-8b: each came out again, to the last bit" in shown
+
+
+def test_a_decision_that_comes_out_otherwise_is_shown_and_fails(tmp_path):
+    path = history(tmp_path)
+    lines = path.read_text().splitlines()
+    changed = json.loads(lines[30])
+    changed["decision"]["pools"][0]["desired"] = 77
+    lines[30] = json.dumps(changed)
+    path.write_text("\n".join(lines))
+    result = CliRunner().invoke(app, ["replay", "--from-history", str(path)])
+    assert result.exit_code == 1
+    assert "- pools[0].desired: 77" in result.stdout
+    assert "+ pools[0].desired: " in result.stdout
+    assert "1 of 45 decisions on default/llama-8b came out otherwise" in result.stdout
+
+
+def test_a_history_that_cannot_be_read_is_a_sentence(tmp_path):
+    with pytest.raises(CliError, match="cannot read the history missing"):
+        replayed("--from-history", "missing")
+    empty = tmp_path / "empty"
+    empty.write_text("")
+    with pytest.raises(CliError, match="has no decisions"):
+        replayed("--from-history", str(empty))

@@ -19,6 +19,7 @@ from forebay_autoscaler.cluster import Cluster, Lease, connect
 from forebay_autoscaler.control import build_app, build_server
 from forebay_autoscaler.errors import AutoscalerError
 from forebay_autoscaler.history import History
+from forebay_autoscaler.history_file import HistoryFile
 from forebay_autoscaler.loop import Alone, Loop
 from forebay_autoscaler.metrics import Metrics
 from forebay_autoscaler.observe import Observer
@@ -123,9 +124,15 @@ def build_loop(settings: Settings, cluster: Cluster, prometheus: Prometheus, ele
         actor=actor,
         leadership=elector or Alone(),
         metrics=metrics,
-        history=History(settings.history),
+        history=History(settings.history, _keeper(settings)),
         interval_s=settings.interval_s,
     )
+
+
+def _keeper(settings: Settings) -> HistoryFile | None:
+    if settings.history_file is None:
+        return None
+    return HistoryFile(Path(settings.history_file), settings.history_file_megabytes * 10**6)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import uvicorn
 from fastapi import FastAPI, Query, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
+from forebay_autoscaler.codec import record_object
 from forebay_autoscaler.loop import Loop
 
 LATE_CYCLES = 5
@@ -45,7 +46,8 @@ def build_app(loop: Loop) -> FastAPI:
         limit: Annotated[int, Query(ge=1, le=1000)] = 20,
     ) -> list[dict[str, Any]]:
         """The newest decisions first, with inputs, reasons and rejected options."""
-        return list(loop.history.select(namespace=namespace, model_service=model_service, limit=limit))
+        chosen = loop.history.select(namespace=namespace, model_service=model_service, limit=limit)
+        return [record_object(record) for record in chosen]
 
     return app
 

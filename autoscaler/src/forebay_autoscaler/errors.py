@@ -4,6 +4,7 @@
   - PrometheusError: a query got no usable answer
   - ClusterError: the API server refused or did not answer
     - ReplicasChangedError: the number of workers is not the one that the decision was made on
+  - HistoryError: a history of decisions cannot be read
 """
 
 
@@ -34,3 +35,7 @@ class ClusterError(AutoscalerError):
 
 class ReplicasChangedError(ClusterError):
     """Somebody else changed the number of workers between observation and write; the next decision sees it."""
+
+
+class HistoryError(AutoscalerError):
+    """A history of decisions that cannot be read; the text names file, record and field."""

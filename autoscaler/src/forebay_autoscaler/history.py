@@ -5,12 +5,11 @@ objects themselves; they become JSON only when somebody asks.
 """
 
 from collections import deque
-from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Protocol
 
-from forebay_api.conditions import rfc3339
 from forebay_autoscaler.decide import Decision
 from forebay_autoscaler.observation import ServiceKey, ServiceObservation
 from forebay_autoscaler.policy import ServicePolicy
@@ -31,23 +30,34 @@ class Record:
     decision: Decision
 
 
+class Keeper(Protocol):
+    """Keeps every decision, for longer."""
+
+    def add(self, records: Sequence[Record]) -> None:
+        """Take in the decisions of one cycle."""
+        ...
+
+
 class History:
     """Newest last. `length_max` bounds the records of all model services together."""
 
-    def __init__(self, length_max: int) -> None:
+    def __init__(self, length_max: int, keeper: Keeper | None = None) -> None:
+        self._keeper = keeper
         self._records: deque[Record] = deque(maxlen=length_max)
         self._latest: dict[ServiceKey, Record] = {}
 
-    def add(self, records: Iterable[Record]) -> None:
+    def add(self, records: Sequence[Record]) -> None:
         """Take in the decisions of one cycle, which are of every model service that exists."""
+        if self._keeper is not None:
+            self._keeper.add(records)
         self._latest = {}
         for record in records:
             self._latest[record.decision.key] = record
             if any(pool.news or pool.foreign for pool in record.decision.pools):
                 self._records.append(record)
 
-    def select(self, *, namespace: str | None, model_service: str | None, limit: int) -> Iterator[dict[str, Any]]:
-        """The newest `limit` records as JSON objects, newest first."""
+    def select(self, *, namespace: str | None, model_service: str | None, limit: int) -> Iterator[Record]:
+        """The newest `limit` records, newest first."""
         chosen = list(self._records)  # copies: the caller is on a thread of its own
         kept = {id(record) for record in chosen}
         chosen += [record for record in list(self._latest.values()) if id(record) not in kept]
@@ -57,17 +67,4 @@ class History:
                 return
             if namespace in (None, record.decision.key[0]) and model_service in (None, record.decision.key[1]):
                 limit -= 1
-                yield _as_json(record)
-
-
-def _as_json(record: Record) -> dict[str, Any]:
-    decision = asdict(record.decision)
-    del decision["state"]
-    return {
-        "at": rfc3339(record.at),
-        "leading": record.leading,
-        "decision": decision,
-        "policy": asdict(record.policy),
-        "observation": asdict(record.observation),
-        "state": asdict(record.state),
-    }
+                yield record

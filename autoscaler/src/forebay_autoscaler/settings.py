@@ -43,6 +43,8 @@ class Settings:
     identity: str
     kubeconfig: str | None
     history: int
+    history_file: str | None
+    history_file_megabytes: int
     log_level: str
 
 
@@ -161,6 +163,16 @@ _OPTIONS: Final = (
     ),
     _Option("--kubeconfig", None, str, "kubeconfig file, outside a cluster", "FILE"),
     _Option("--history", "2000", _positive, "decisions kept for /decisions", "NUMBER"),
+    _Option(
+        "--history-file",
+        None,
+        str,
+        "file that each decision is appended to with its inputs, for `forebay replay --from-history`; none by default",
+        "FILE",
+    ),
+    _Option(
+        "--history-file-megabytes", "64", _positive, "most that the file and the one before it take together", "NUMBER"
+    ),
     _Option("--log-level", "INFO", _level, "DEBUG, INFO, WARNING or ERROR", "LEVEL"),
 )
 
@@ -199,6 +211,8 @@ def parse_settings(arguments: Sequence[str], environment: Mapping[str, str]) -> 
         identity=given["identity"] or environment.get("POD_NAME") or f"{socket.gethostname()}-{uuid4().hex[:8]}",
         kubeconfig=given["kubeconfig"],
         history=given["history"],
+        history_file=given["history_file"],
+        history_file_megabytes=given["history_file_megabytes"],
         log_level=given["log_level"],
     )
 

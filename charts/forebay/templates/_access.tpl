@@ -52,6 +52,13 @@ kinds, "leaseRules" hold in the release's namespace. Each right is one that the 
   verbs: [list, watch]
 {{- end -}}
 
+{{/* To find the other replicas, in the release's namespace. */}}
+{{- define "forebay.router.peerRules" -}}
+- apiGroups: [""]
+  resources: [pods]
+  verbs: [list, watch]
+{{- end -}}
+
 {{- define "forebay.autoscaler.rules" -}}
 - apiGroups: [forebay.dev]
   resources: [modelservices, workerpools]

@@ -27,6 +27,15 @@ app.kubernetes.io/instance: {{ (index . 0).Release.Name }}
 app.kubernetes.io/component: {{ index . 1 }}
 {{- end -}}
 
+{{/* The same as one label selector in text. */}}
+{{- define "forebay.selectorText" -}}
+{{- $parts := list -}}
+{{- range $label, $value := include "forebay.selector" . | fromYaml -}}
+{{- $parts = append $parts (printf "%s=%s" $label $value) -}}
+{{- end -}}
+{{- join "," $parts -}}
+{{- end -}}
+
 {{- define "forebay.labels" -}}
 {{ include "forebay.selector" . }}
 app.kubernetes.io/version: {{ (index . 0).Chart.AppVersion | quote }}

@@ -11,8 +11,10 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from forebay_cli import cluster
+from forebay_cli import cluster, explain
 from forebay_cli.errors import CliError
+from forebay_cli.explain_scaling import EXAMPLES as SCALING_EXAMPLES
+from forebay_cli.explain_scaling import scaling
 from forebay_cli.plan import EXAMPLES as PLAN_EXAMPLES
 from forebay_cli.plan import plan
 from forebay_cli.replay import EXAMPLES as REPLAY_EXAMPLES
@@ -30,6 +32,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(cluster.app, name="cluster")
+app.add_typer(explain.app, name="explain")
+explain.app.command(epilog=SCALING_EXAMPLES)(scaling)
 app.command(epilog=PLAN_EXAMPLES)(plan)
 app.command(epilog=REPLAY_EXAMPLES)(replay)
 

@@ -19,6 +19,7 @@ from forebay_api.durations import parse_duration_s
 from forebay_api.modelservice import Role
 from forebay_api.objective import Objective
 from forebay_cli.errors import CliError
+from forebay_cli.replay_history import replay_history
 from forebay_simulator.engine.errors import StartupError
 from forebay_simulator.fleet.comparing import Policy, compare
 from forebay_simulator.fleet.policies import ROUTING, SCALING
@@ -73,7 +74,19 @@ Scalings = Annotated[
     typer.Option("--scaling", "-s", help=f"Repeat to compare: {', '.join(SCALING)}.", rich_help_panel=POLICIES),
 ]
 Seeds = Annotated[int, typer.Option(help="Runs of each policy.", min=1, rich_help_panel=POLICIES)]
+FromHistory = Annotated[
+    Path | None,
+    typer.Option(
+        help="Make the autoscaler's recorded decisions (its --history-file, or /decisions) again; status 1 if one differs.",
+        rich_help_panel=REQUESTS,
+        metavar="FILE",
+    ),
+]
 Output = Annotated[str, typer.Option("--output", "-o", help="table or json.", rich_help_panel=OUTPUT)]
+Html = Annotated[
+    Path | None, typer.Option(help="Write a page with tables and drawings.", rich_help_panel=OUTPUT, metavar="FILE")
+]
+Jobs = Annotated[int, typer.Option(help="Processes that share the runs.", min=1, max=64, rich_help_panel=POLICIES)]
 Write = Annotated[Path | None, typer.Option(help="Write the JSON to a file as well.", rich_help_panel=OUTPUT)]
 
 EXAMPLES = """
@@ -83,6 +96,7 @@ EXAMPLES = """
   [cyan]forebay replay --scenario step --scaling forebay --scaling hpa-queue --scaling kpa[/]
   [cyan]forebay replay --trace conversation.jsonl --tick 3s --workers 16 -r round-robin -r forebay --ttft 2s[/]
   [cyan]forebay replay --trace conv.csv --format azure --rate 30 --prefill 5 --decode 4 -s forebay --write run.json[/]
+  [cyan]forebay replay --from-history decisions.jsonl[/]
 """
 
 
@@ -90,6 +104,7 @@ def replay(  # noqa: PLR0913  # the command line: each option is a parameter
     *,
     scenario: ScenarioName = None,
     trace: TraceFile = None,
+    from_history: FromHistory = None,
     form: Form = "mooncake",
     rate: Factor = 1.0,
     tick: Tick = None,
@@ -110,12 +125,16 @@ def replay(  # noqa: PLR0913  # the command line: each option is a parameter
     routing: Routings = None,
     scaling: Scalings = None,
     seeds: Seeds = 5,
+    jobs: Jobs = 1,
     output: Output = "table",
     write: Write = None,
+    html: Html = None,
 ) -> None:
     """Replay requests against a simulated fleet, in virtual time, and compare policies."""
     if output not in ("table", "json"):
         raise CliError(f"--output is table or json, not {output!r}")
+    if from_history is not None:
+        raise typer.Exit(0 if replay_history(from_history, Console(soft_wrap=True)) else 1)
     policies = _policies(routing or ["forebay"], scaling or ["static"])
     if scenario == "list":
         _print_scenarios()
@@ -139,17 +158,32 @@ def replay(  # noqa: PLR0913  # the command line: each option is a parameter
         else:
             raise CliError("name what to replay: --scenario NAME (or `list`), or --trace FILE")
         chosen = replace(chosen, fleet=replace(chosen.fleet, routers=routers))
-        lines = _run(chosen, policies, list(range(1, seeds + 1)))
+        lines = _run(chosen, policies, list(range(1, seeds + 1)), jobs)
     except (TraceError, StartupError, ValueError) as error:
         raise CliError(str(error)) from error
-    found = document(lines, {"scenario": chosen.name, "about": chosen.about, "objective": _objective(chosen)})
+    if html is not None:
+        _write_page(html, chosen, lines)
+    _hand_out(chosen, lines, output, write)
+
+
+def _hand_out(scenario: Scenario, lines: list[Line], output: str, write: Path | None) -> None:
+    """The document into its file, and the table or the document to the terminal."""
+    about = {"scenario": scenario.name, "about": scenario.about, "objective": _objective(scenario)}
+    found = json.dumps(document(lines, about), indent=2)
     if write is not None:
         write.parent.mkdir(parents=True, exist_ok=True)
-        write.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+        write.write_text(found + "\n", encoding="utf-8")
     if output == "json":
-        print(json.dumps(found, indent=2))
+        print(found)
     else:
-        _print(chosen, lines)
+        _print(scenario, lines)
+
+
+def _write_page(path: Path, scenario: Scenario, lines: list[Line]) -> None:
+    from forebay_cli.replay_html import Section, write_page  # noqa: PLC0415  # drawing is slow to load
+
+    section = Section(scenario.name, scenario.about, scenario.fleet.objective, lines)
+    write_page(path, "Policies side by side", "Simulated in virtual time by `forebay replay`.", [section])
 
 
 def _policies(routings: list[str], scalings: list[str]) -> list[Policy]:
@@ -199,7 +233,7 @@ def _prepare(trace: Trace, rate: float, tick: str | None, first: str | None, see
     return trace if first is None else trace.first(parse_duration_s(first))
 
 
-def _run(scenario: Scenario, policies: list[Policy], seeds: list[int]) -> list[Line]:
+def _run(scenario: Scenario, policies: list[Policy], seeds: list[int], jobs: int) -> list[Line]:
     """Run everything, with a bar on a terminal."""
     console = Console(stderr=True)
     bar = Progress(
@@ -215,7 +249,7 @@ def _run(scenario: Scenario, policies: list[Policy], seeds: list[int]) -> list[L
         def told(policy: Policy, seed: int, share: float) -> None:
             bar.update(tasks[policy], completed=seeds.index(seed) + share)
 
-        return list(compare(scenario, policies, seeds, told))
+        return compare(scenario, policies, seeds, told, processes=jobs)
 
 
 def _objective(scenario: Scenario) -> dict[str, float]:

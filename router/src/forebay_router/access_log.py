@@ -1,5 +1,7 @@
 """One JSON line for a request: always for failures, for all requests when asked. Never one a token.
 
+Stages are told in seconds since arrival: worker chosen, prefill done (of a pair), first byte, first token, end.
+
 Values are JSON strings, so a control character that a client sends is escaped and cannot make a line of its own.
 """
 
@@ -49,8 +51,11 @@ class AccessLog:
             "worker": record.worker,
             "prefill_worker": record.prefill_worker,
             "attempts": record.attempts,
-            "seconds": round(record.ended_s - record.arrived_s, 6),
-            "ttft_seconds": None if record.ttft_s is None else round(record.ttft_s, 6),
+            "chosen_seconds": _since(record, record.chosen_s),
+            "prefilled_seconds": _since(record, record.prefilled_s),
+            "first_byte_seconds": _since(record, record.opened_s),
+            "ttft_seconds": _since(record, record.first_content_s),
+            "seconds": _since(record, record.ended_s),
             "tpot_seconds": None if record.tpot_s is None else round(record.tpot_s, 6),
             "prompt_tokens": usage.prompt_tokens if usage else None,
             "cached_tokens": usage.cached_tokens if usage else None,
@@ -71,3 +76,8 @@ class AccessLog:
             "cause": refused.message,
         }
         log.info("request", extra=fields)
+
+
+def _since(record: Record, at_s: float | None) -> float | None:
+    """A stage's end, in seconds since arrival."""
+    return None if at_s is None else round(at_s - record.arrived_s, 6)

@@ -29,6 +29,12 @@ class Record:
     model: str | None = None
     """Name that the client sent."""
     streamed = False
+    chosen_s: float | None = None
+    """When the worker of the last attempt was chosen."""
+    prefilled_s: float | None = None
+    """When the prefill worker had done its part, where there was one."""
+    opened_s: float | None = None
+    """When the answer could begin: its first event, or all of it for JSON."""
     first_content_s: float | None = None
     last_content_s: float | None = None
     usage: Usage | None = None

@@ -9,9 +9,10 @@ failure) and hands the client's answer to its request.
 
 import time
 from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from forebay_router import rewriting
+from forebay_router.accounting import Record
 from forebay_router.answer import Answer
 from forebay_router.endpoints import Endpoint
 from forebay_router.errors import FailureReason, WorkerFailure
@@ -24,6 +25,9 @@ from forebay_router.reply import Reply
 from forebay_router.sse import EventScanner
 from forebay_router.table import Service, Worker
 from forebay_router.upstream import Upstreams
+
+if TYPE_CHECKING:
+    from forebay_router.tracing import RequestTrace
 
 JOINED_MAX_BYTES = 16 * 1024
 """Up to this size head and body are joined into one buffer; a longer body is not copied."""
@@ -40,6 +44,8 @@ class Request(Protocol):
     service: Service
     strip_usage: bool
     """The token counts in a stream are for the router only."""
+    record: Record
+    trace: "RequestTrace | None"
 
     def step(self, step: Callable[..., None], *arguments: object) -> None:
         """Run something; WorkerFailure ends this attempt, anything else that it raises the request."""
@@ -132,18 +138,24 @@ class Attempt:
 
     def _send(self, worker: Worker, body: bytes, answer: Answer) -> None:
         self.asked = worker
-        received = self.request.received
+        received, trace = self.request.received, self.request.trace
         if not self._head:
-            lines = forwarded_lines(received.headers, received.fields)
+            headers = received.headers if trace is None else trace.without_parent(received.headers)
+            lines = forwarded_lines(headers, received.fields)
             self._head = b"%bx-request-id: %b\r\n" % (lines, self.request.request_id)
         head = b"POST %b HTTP/1.1\r\n%b%bcontent-length: %d\r\n\r\n" % (
             received.target,
             worker.peer.host_line,
-            self._head,
+            self._head if trace is None else self._begin_leg(trace, worker, answer) + self._head,
             len(body),
         )
         request = (head + body,) if len(body) <= JOINED_MAX_BYTES else (head, body)
         self.upstreams.send(worker.peer, request, answer)
+
+    def _begin_leg(self, trace: "RequestTrace", worker: Worker, answer: Answer) -> bytes:
+        """The span of a sampled request's part."""
+        name = "serve" if self.place.prefill is None else "prefill" if answer.collected else "decode"
+        return trace.begin_leg(name, worker.spec.name, self.request.record.attempts)
 
     # -- what workers say ---------------------------------------------------------------------------------------------
 

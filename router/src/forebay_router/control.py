@@ -13,11 +13,13 @@ from math import isfinite
 from typing import Any
 
 import uvicorn
-from fastapi import FastAPI, Response
+from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
 
-from forebay_router import metrics
+from forebay_router import errors, metrics
 from forebay_router.discovery.source import Discovery
+from forebay_router.endpoints import ENDPOINTS
+from forebay_router.explaining import explain_request
 from forebay_router.kv_events import KvEvents
 from forebay_router.mesh.peers import Counts
 from forebay_router.mesh.sockets import Mesh
@@ -224,6 +226,18 @@ def control_app(router: Router, discovery: Discovery, kv_events: KvEvents) -> Fa
     async def read_state() -> JSONResponse:
         """Services, workers, loads, leases."""
         return JSONResponse(state_of(router, discovery))
+
+    @app.post("/explain")
+    async def explain(request: Request, path: str = "/v1/chat/completions") -> JSONResponse:
+        """Candidates, predictions and the choice for the request in the body; it is not sent to a worker."""
+        endpoint = ENDPOINTS.get(path.encode())
+        try:
+            if endpoint is None:
+                raise errors.not_found(path)
+            headers = dict(request.headers.raw)
+            return JSONResponse(explain_request(router.tools.placing, endpoint, headers, await request.body()))
+        except errors.RequestRefused as refused:
+            return JSONResponse({"error": refused.message}, status_code=refused.status)
 
     return app
 

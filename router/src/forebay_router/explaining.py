@@ -1,23 +1,32 @@
 """A choice as people read it: the candidates, what was predicted of each, and why the chosen one.
 
-Sent as a response header when the request asks with `x-forebay-explain: 1`. Workers are told by name, never by address.
+Sent as a response header when the request asks with `x-forebay-explain: 1`, and by the control port for a request that is not
+to be sent. Workers are told by name, never by address.
 """
 
+from collections.abc import Mapping
 from typing import Any, Final
 
 import orjson
 
+from forebay_router import errors, rewriting
 from forebay_router.choose import Choice
+from forebay_router.endpoints import Endpoint
+from forebay_router.index.audit import Source
+from forebay_router.index.prefix_index import LookUp
 from forebay_router.learning import Trip
+from forebay_router.parsing import parse_request
+from forebay_router.placing import Placing
 from forebay_router.predicting import Prediction
 
 EXPLAIN_HEADER: Final = b"x-forebay-explain"
 CANDIDATES_MAX: Final = 16
 """In one header, the best first."""
+HELD: Final = "no worker can take it now: it would wait"
 
 
-def explain(choice: Choice, trip: Trip) -> dict[str, Any]:
-    """Why a request went where it went."""
+def explain(choice: Choice, look_up: LookUp | None, source: Source | None) -> dict[str, Any]:
+    """Why a request went where it went, or would go. `source` is what the chosen worker's cache was judged by."""
     best = sorted(choice.considered, key=lambda one: one.cost)
     told: dict[str, Any] = {
         "worker": choice.name_of(choice.worker.uid),
@@ -27,11 +36,10 @@ def explain(choice: Choice, trip: Trip) -> dict[str, Any]:
         "considered": len(choice.considered),
         "candidates": [_told(one, choice) for one in best[:CANDIDATES_MAX]],
     }
-    look_up = trip.look_up
     if look_up is not None:
         told["prompt_tokens"] = look_up.prompt_tokens
         told["common_tokens"] = look_up.common_tokens
-        told["source"] = trip.dispatch.used.value if trip.dispatch else None
+        told["source"] = source.value if source else None
     return told
 
 
@@ -50,4 +58,36 @@ def _told(prediction: Prediction, choice: Choice) -> dict[str, Any]:
 
 def explain_line(choice: Choice, trip: Trip) -> bytes:
     """The header line."""
-    return b"%b: %b\r\n" % (EXPLAIN_HEADER, orjson.dumps(explain(choice, trip)))
+    source = trip.dispatch.used if trip.dispatch else None
+    return b"%b: %b\r\n" % (EXPLAIN_HEADER, orjson.dumps(explain(choice, trip.look_up, source)))
+
+
+def explain_request(placing: Placing, endpoint: Endpoint, fields: Mapping[bytes, bytes], body: bytes) -> dict[str, Any]:
+    """What would be done with a request that came now; it is not sent. Raises RequestRefused as its client would see it."""
+    parsed = parse_request(endpoint, fields, body)
+    rewriting.scrub(parsed)
+    service = placing.known_service(parsed.model, fields)
+    if service is None:
+        raise errors.unknown_model(parsed.model or "")
+    demand, look_up, choice = placing.consider(service, parsed)
+    objective = service.spec.objective
+    told: dict[str, Any] = {
+        "model_service": str(service.spec.key),
+        "objective": {"ttft_ms": objective.ttft_s * 1e3, "tpot_ms": objective.tpot_s * 1e3, "target": objective.target},
+        "prompt_tokens": demand.prompt_tokens,
+        "output_tokens": demand.output_tokens,
+        "waiting": service.stats.pending,
+        "worker": None,
+        "reason": HELD,
+        "considered": 0,
+        "candidates": [],
+    }
+    if choice is None:
+        return told
+    computes = choice.prefill or choice.worker
+    source = placing.index.source_of(computes.uid, look_up) if look_up is not None else None
+    told |= explain(choice, look_up, source)
+    requests = {choice.name_of(one.uid): choice.field[one.uid].load.requests for one in choice.considered}
+    for one in told["candidates"]:
+        one["requests"] = requests[one["worker"]]
+    return told

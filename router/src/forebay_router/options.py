@@ -203,10 +203,12 @@ GROUPS: tuple[tuple[str, tuple[Option, ...]], ...] = (
         ),
     ),
     (
-        "Web pages and logs",
+        "Web pages, logs and traces",
         (
             Option("--cors-origin", str, None, "ORIGIN", "web origins that may call the router, or * (default: none)", many=True),
             Option("--explain", one_of("on", "off"), "on", "on|off", "tell the choice to requests with x-forebay-explain: 1"),
+            Option("--trace-share", share, None, "SHARE",
+                   "share of requests that are traced with OpenTelemetry, to where the OTEL_* variables say (default: off)"),
             Option("--access-log", one_of("off", "errors", "all"), "errors", "off|errors|all", "which requests get a log line"),
             Option("--log-level", one_of("debug", "info", "warning", "error"), "info", "LEVEL", "debug, info, warning or error"),
         ),

@@ -53,6 +53,7 @@ class Place:
 
     def note(self, record: Record) -> None:
         """Tell who takes part."""
+        record.chosen_s = self.trip.sent_s
         record.pools = self.pools
         record.worker = self.lease.worker.spec.name
         record.prefill_worker = self.prefill.worker.spec.name if self.prefill else None
@@ -181,6 +182,12 @@ class Placing:
         """Some worker could take another attempt now."""
         demand = self._demand(service, parsed, tried, None)
         return choose(demand, service.snapshot, self.rng, time.monotonic()) is not None
+
+    def consider(self, service: Service, parsed: ParsedRequest) -> tuple[Demand, LookUp | None, Choice | None]:
+        """What would be chosen now. Nothing is leased, and nothing is remembered of the prompt."""
+        look_up = self._look_up(service, parsed)
+        demand = self._demand(service, parsed, frozenset(), look_up)
+        return demand, look_up, choose(demand, service.snapshot, self.rng, time.monotonic())
 
     def _look_up(self, service: Service, parsed: ParsedRequest) -> LookUp | None:
         if parsed.content is None:

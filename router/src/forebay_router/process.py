@@ -19,6 +19,7 @@ import signal
 import socket
 import sys
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import uvloop
 from pythonjsonlogger.json import JsonFormatter
@@ -44,6 +45,9 @@ from forebay_router.settings import Settings
 from forebay_router.table import Timeouts, WorkerTable
 from forebay_router.upstream import Upstreams
 
+if TYPE_CHECKING:
+    from forebay_router.tracing import Tracing
+
 log = logging.getLogger(__name__)
 
 LISTEN_BACKLOG = 2048
@@ -67,6 +71,7 @@ def build_router(settings: Settings) -> Router:
         attempts_max=settings.attempts,
         unknown_stats=ServiceStats(),
         explain=settings.explain,
+        tracing=build_tracing(settings.trace_share),
     )
     router = Router(
         table=table,
@@ -77,6 +82,15 @@ def build_router(settings: Settings) -> Router:
     limits = Limits(head_bytes=settings.head_limit_bytes, body_bytes=settings.body_limit_bytes)
     router.connections = ClientConnections(limits=limits, serve=router.serve)
     return router
+
+
+def build_tracing(share: float | None) -> "Tracing | None":
+    """What makes spans; None when nobody asks for them."""
+    if share is None:
+        return None
+    from forebay_router.tracing import Tracing  # noqa: PLC0415 - 0.2 s that most routers spare
+
+    return Tracing(share, random.Random())  # noqa: S311 - a sample
 
 
 def build_discovery(settings: Settings, table: WorkerTable, upstreams: Upstreams) -> Discovery:
@@ -174,7 +188,10 @@ class Process:
             control.force_exit = True
             await serving
         connections.close()
-        self.router.tools.upstreams.close()
+        tools = self.router.tools
+        tools.upstreams.close()
+        if tools.tracing is not None:
+            await asyncio.to_thread(tools.tracing.close)
         await asyncio.sleep(0)
 
     async def _drain(self, server: asyncio.Server, connections: ClientConnections) -> None:

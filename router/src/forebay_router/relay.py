@@ -21,7 +21,7 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from forebay_api.objective import Objective, Outcome
 from forebay_router import errors, rewriting
@@ -42,6 +42,9 @@ from forebay_router.sse import EventScanner
 from forebay_router.table import Service
 from forebay_router.upstream import Upstreams
 from forebay_router.usage import read_facts, with_cached_tokens
+
+if TYPE_CHECKING:  # the SDK takes 0.2 s to import, and most routers do without it
+    from forebay_router.tracing import RequestTrace, Tracing
 
 log = logging.getLogger(__name__)
 Waited = TypeVar("Waited")
@@ -65,6 +68,8 @@ class Tools:
     """Counts of requests that name no known model."""
     explain: bool = True
     """Answer `x-forebay-explain: 1` with a header that tells the choice."""
+    tracing: "Tracing | None" = None
+    """Makes spans; None when that is off."""
 
 
 class Exchange:
@@ -82,6 +87,8 @@ class Exchange:
     attempt: Attempt | None = None
     """The one that is being made."""
     last_place: Place | None = None
+    trace: "RequestTrace | None" = None
+    """Of a sampled request."""
     task: asyncio.Task[None] | None = None
     """Waits for something that is no answer."""
     finished = False
@@ -136,6 +143,8 @@ class Exchange:
     def _read(self) -> None:
         """Understand the request and find its service."""
         received, record, placing = self.received, self.record, self.tools.placing
+        if self.tools.tracing is not None:
+            self.trace = self.tools.tracing.begin(received, self.request_id)
         parsed = self.parsed = parse_request(self.endpoint, received.fields, received.body)
         rewriting.scrub(parsed)
         self.strip_usage = rewriting.ask_for_usage(parsed)
@@ -186,6 +195,8 @@ class Exchange:
             self.tools.placing.unreachable(attempt.asked)
         if attempt.lost:
             self.lost += 1
+        if self.trace is not None:
+            self.trace.leg_failed()
         self._let_go()
         if self.record.attempts < self.tools.attempts_max and self._may_retry(failure):
             self.service.stats.retries[failure.reason] += 1
@@ -225,6 +236,8 @@ class Exchange:
         if answer.passing is Passing.WHOLE and answer.complete:
             self._pass_whole(answer)
             return
+        if self.record.opened_s is None:
+            self.record.opened_s = answer.last_byte_s
         if not reply.begun:
             reply.begin(answer)
         block = answer.take_buffered()
@@ -254,6 +267,7 @@ class Exchange:
         body = answer.take_buffered()
         record = self.record
         record.streamed = False
+        record.opened_s = answer.last_byte_s
         if answer.status == 200 and self.endpoint.judged and not answer.encoded:
             facts = read_facts(body)
             record.usage = facts.usage
@@ -363,6 +377,10 @@ class Exchange:
             service.stats.in_flight -= 1
             verdict = account(record, service.stats, service.spec.objective)
             self.tools.placing.learn(self.last_place, record)
+        if self.last_place is not None:
+            record.prefilled_s = self.last_place.trip.prefilled_s
+        if self.trace is not None:
+            self.trace.end(record, verdict, str(self.service.spec.key) if self.entered else None)
         if self.tools.access_log.wants(record):
             self.tools.access_log.write(
                 record,

@@ -51,6 +51,8 @@ class Settings:
     objective_ttft_s: float
     objective_tpot_s: float
     objective_target: float
+    trace_share: float | None
+    """Of requests that bring no trace; None turns tracing off."""
     access_log: AccessLogMode
     log_level: str
     replica: ReplicaSettings
@@ -179,6 +181,7 @@ def build_settings(values: Mapping[str, Any]) -> Settings:
         objective_ttft_s=values["objective_ttft"],
         objective_tpot_s=values["objective_tpot"],
         objective_target=values["objective_target"],
+        trace_share=values["trace_share"],
         access_log=AccessLogMode(values["access_log"]),
         log_level=values["log_level"],
         replica=read_replica_settings(values),

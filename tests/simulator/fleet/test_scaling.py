@@ -11,7 +11,7 @@ from forebay_autoscaler.decide import decide
 from forebay_autoscaler.policy import Tuning
 from forebay_autoscaler.queries import Signal
 from forebay_simulator.fleet.autoscaling import AutoscalerSpec
-from forebay_simulator.fleet.clairvoyance import Clairvoyant, cheapest
+from forebay_simulator.fleet.clairvoyance import MARGINS, Clairvoyant, cheapest
 from forebay_simulator.fleet.metrics import Scraping, answer_all
 from forebay_simulator.fleet.policies import SCALING
 from forebay_simulator.fleet.report import scores_of
@@ -160,7 +160,21 @@ def test_the_bound_is_ready_in_time_and_lets_go_at_once():
     assert grown_s < 120.0
     assert 290.0 < shrunk_s < 330.0
     assert scores_of(done).attainment > 0.95
-    assert cheapest({1.0: 0.5, 1.15: 0.96, 1.3: 0.99}.__getitem__, 0.95) == 1.15
+
+
+@pytest.mark.parametrize("best", MARGINS)
+@pytest.mark.parametrize("least", MARGINS[::3])
+def test_the_bound_is_the_smallest_margin_that_meets_the_target(best, least):
+    tried = []
+
+    def attainment_of(margin: float) -> float:
+        tried.append(margin)
+        return 0.95 if margin >= best else 0.94
+
+    assert cheapest(attainment_of, 0.95, least=least) == max(best, least)
+    assert max(best, least) in tried
+    assert len(tried) == len(set(tried)) <= 5
+    assert cheapest(lambda _margin: None, 0.95) == MARGINS[-1]
 
 
 def test_an_expectation_is_what_a_full_worker_does():

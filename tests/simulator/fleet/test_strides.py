@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,6 +16,7 @@ from forebay_simulator.fleet.jobs import PromptBlocks
 from forebay_simulator.fleet.simulation import Setting, simulate
 from forebay_simulator.fleet.spec import EngineSpec, FleetSpec, PoolSpec
 from forebay_simulator.fleet.strides import StridingScheduler
+from forebay_simulator.fleet.timers import MockerTimer
 from forebay_simulator.fleet.traces.trace import Arrival, Trace
 from forebay_simulator.fleet.workers import Engine, Hooks
 
@@ -101,3 +103,13 @@ def test_a_split_fleet_is_the_same_with_and_without_strides():
     steps = [[member.engine.steps for member in run.members.all_members()] for run in runs]
     assert steps[0] == steps[1]
     assert sum(steps[0]) > 600
+
+
+@given(st.integers(1, 256), st.integers(1, 2_000_000), st.integers(2, 400))
+def test_times_of_many_steps_are_those_of_single_steps_in_the_fitted_timing_too(decodes, context, steps):
+    timer = MockerTimer()
+    contexts = np.arange(context, context + steps * decodes, decodes, dtype=np.float64)
+    rest = {"decode_sequences": decodes, "prefill_tokens": 0, "prefill_attention": 0}
+    together = timer.step_seconds(decode_context_tokens=contexts, **rest)
+    single = [timer.step_seconds(decode_context_tokens=context + step * decodes, **rest) for step in range(steps)]
+    assert together[:steps].tolist() == single

@@ -145,9 +145,12 @@ class PrefixIndex:
 
     def sent(self, uid: str, look_up: LookUp) -> Dispatch:
         """The prompt goes to a worker."""
-        precise_tokens = look_up.precise.get(uid)
-        used = self._source(uid) if precise_tokens is not None else Source.APPROXIMATE
-        return Dispatch(uid, look_up, self.passed_on(uid, look_up.content), used, precise_tokens)
+        used = self.source_of(uid, look_up)
+        return Dispatch(uid, look_up, self.passed_on(uid, look_up.content), used, look_up.precise.get(uid))
+
+    def source_of(self, uid: str, look_up: LookUp) -> Source:
+        """What a worker's cache is judged by for this prompt."""
+        return self._source(uid) if uid in look_up.precise else Source.APPROXIMATE
 
     def passed_on(self, uid: str, content: Content) -> Sent:
         """A worker gets a prompt, to compute it or with its KV cache from elsewhere."""

@@ -3,7 +3,7 @@
 For each ten seconds of the trace it works out, from the requests that really arrive around then and the capacity model's
 expectation of one worker, how many workers of each pool are needed; it orders them so early that they are ready in time, and
 lets them go when nothing in sight needs them. What it cannot know is chance inside a worker, so its capacity has a margin;
-`cheapest` tries a few and keeps the cheapest run that meets the target. No policy that learns from the past can expect to be
+`cheapest` searches for the smallest one that meets the target. No policy that learns from the past can expect to be
 cheaper by more than the coarseness of that search.
 """
 
@@ -19,8 +19,8 @@ from forebay_simulator.fleet.spec import FleetSpec, PoolSpec
 from forebay_simulator.fleet.traces.trace import Arrival, Trace
 
 BIN_S = 10.0
-MARGINS = (1.0, 1.15, 1.3, 1.5, 1.75, 2.0)
-"""Capacity over the expectation, tried in order."""
+MARGINS = (0.6, 0.7, 0.8, 0.9, 1.0, 1.15, 1.3, 1.5, 1.75, 2.0)
+"""Capacity over the expectation that are tried: below 1, too, since an expectation may be too careful."""
 AROUND_BINS = 1
 """Bins on either side that count for the need of one: queues and running requests carry over."""
 
@@ -69,10 +69,26 @@ class Clairvoyant:
         return max(pool.replicas_min, math.ceil(self.margin * len(arrivals) / seconds / one.good_rate_per_s))
 
 
-def cheapest(attainment_of: Callable[[float], float | None], target: float) -> float:
-    """The smallest margin whose run meets the target; the largest when none does."""
-    for margin in MARGINS:
-        found = attainment_of(margin)
-        if found is not None and found >= target:
-            return margin
-    return MARGINS[-1]
+def cheapest(attainment_of: Callable[[float], float | None], target: float, *, least: float = MARGINS[0]) -> float:
+    """The smallest margin, from `least` on, whose run meets the target; the largest when none does.
+
+    Tries few: `least` itself, and then halves what is left, since a larger margin never attains less but by chance. The margin
+    that is returned has been tried.
+    """
+    margins = [margin for margin in MARGINS if margin >= least]
+    tried: dict[float, bool] = {}
+
+    def meets(margin: float) -> bool:
+        if margin not in tried:
+            found = attainment_of(margin)
+            tried[margin] = found is not None and found >= target
+        return tried[margin]
+
+    low, high = 0, len(margins) - 1
+    if least > MARGINS[0] and meets(least):
+        return least
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if meets(margins[middle]) else (middle + 1, high)
+    meets(margins[low])
+    return margins[low]

@@ -20,13 +20,17 @@ from typing import Any
 
 from forebay_api.modelservice import Role
 from forebay_api.objective import Outcome, Verdict, attainment
+from forebay_simulator.fleet.courses import Course
+from forebay_simulator.fleet.jobs import Job
 from forebay_simulator.fleet.simulation import Run
 from forebay_simulator.fleet.traces.statistics import percentile
 
 T_95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131)
 """Two-sided 95 % quantile of Student's t by degrees of freedom, from 1."""
+
 T_95_BEYOND = 2.131
 """For more: a little too wide."""
+MOONCAKE_LIMITS_S = (30.0, 0.1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +64,12 @@ class Scores:
     preemptions: int
     cpu_s: float
     """CPU time of the simulation."""
+    good_per_s_as_vllm: float
+    """What `vllm bench serve --goodput` counts: as above, but failures are not there and one token has no TPOT to miss."""
+    good_share_of_finished: float | None
+    """What inference-perf counts: good among finished requests only."""
+    within_mooncake: float | None
+    """Share of all requests within Mooncake's limits, 30 s and 100 ms; by the mean TPOT, where it takes the slowest tenth."""
 
 
 def scores_of(run: Run) -> Scores:
@@ -96,7 +106,15 @@ def scores_of(run: Run) -> Scores:
         peak_gpus=run.peak_gpus,
         preemptions=sum(job.preemptions for job in jobs),
         cpu_s=run.cpu_s,
+        good_per_s_as_vllm=_within(finished, objective.ttft_s, objective.tpot_s) / run.duration_s,
+        good_share_of_finished=good / len(finished) if finished else None,
+        within_mooncake=_within(finished, *MOONCAKE_LIMITS_S) / len(jobs) if jobs else None,
     )
+
+
+def _within(finished: Sequence[Job], ttft_s: float, tpot_s: float) -> int:
+    """Finished requests within two limits; one that has no TPOT meets any."""
+    return sum(1 for job in finished if (job.ttft_s or 0.0) <= ttft_s and (job.tpot_s or 0.0) <= tpot_s)
 
 
 def _percentile(ordered: Sequence[float], percent: float) -> float | None:
@@ -139,6 +157,10 @@ class Line:
 
     policy: str
     runs: tuple[Scores, ...]
+    bound: bool = False
+    """This is the clairvoyant bound."""
+    course: Course | None = None
+    """Of the first run."""
 
     def over_seeds(self, field: str) -> Interval | None:
         """A field's mean and interval; None when some run has no value for it."""
@@ -177,10 +199,23 @@ def cell(line: Line, field: str, write: Callable[[float], str]) -> str:
     return f"{text} ±{width}" if len(line.runs) > 1 and float(width) > 0 else text
 
 
+def over_bound(line: Line, lines: Sequence[Line]) -> float | None:
+    """By how much of the bound's GPU-hours a line takes more; None without a bound that meets what it is a bound of."""
+    bound = next((one for one in lines if one.bound), None)
+    if bound is None or line.bound:
+        return None
+    least, taken = bound.over_seeds("gpu_hours"), line.over_seeds("gpu_hours")
+    return None if least is None or taken is None or not least.mean else taken.mean / least.mean - 1
+
+
 def table(lines: Sequence[Line]) -> list[list[str]]:
     """Rows of text, headings first."""
-    rows = [["policy", *(heading for _, heading, _ in COLUMNS)]]
-    rows += [[line.policy, *(cell(line, field, write) for field, _, write in COLUMNS)] for line in lines]
+    bounded = any(line.bound for line in lines)
+    rows = [["policy", *(heading for _, heading, _ in COLUMNS), *(["over bound %"] if bounded else [])]]
+    for line in lines:
+        row = [line.policy, *(cell(line, field, write) for field, _, write in COLUMNS)]
+        more = over_bound(line, lines)
+        rows.append([*row, *(["-" if more is None else f"{100 * more:+.0f}"] if bounded else [])])
     return rows
 
 
@@ -192,10 +227,12 @@ def document(lines: Sequence[Line], about: Mapping[str, Any]) -> dict[str, Any]:
         "policies": [
             {
                 "policy": line.policy,
+                "gpu_hours_over_bound": over_bound(line, lines),
                 "seeds": [asdict(one) for one in line.runs],
                 "summary": {
                     name: None if (summary := line.over_seeds(name)) is None else asdict(summary) for name in fields
                 },
+                "course": None if line.course is None else asdict(line.course),
             }
             for line in lines
         ],

@@ -25,12 +25,15 @@ from forebay_simulator.fleet.traces.generators import (
     steps,
     switching,
 )
+from forebay_simulator.fleet.traces.herds import Herd, herds
 from forebay_simulator.fleet.traces.trace import Trace
 
 CHAT = Objective(ttft_s=0.5, tpot_s=0.025, target=0.95)
 LONG = Objective(ttft_s=2.0, tpot_s=0.025, target=0.95)
 COARSE = EngineSpec(block_tokens=64)
-"""Blocks of 64 tokens: four times faster to simulate, and no difference beyond rounding where nothing is shared."""
+"""Blocks of 64 tokens: four times faster to simulate, and no difference beyond rounding."""
+UNSHARED = EngineSpec(block_tokens=128, prefix_caching=False)
+"""For prompts that share nothing: there is nothing to find in a prefix cache, and keeping none is faster."""
 DAY_S = 1800.0
 """A day is compressed into half an hour."""
 
@@ -49,9 +52,15 @@ class Scenario:
     autoscaler: AutoscalerSpec = field(default_factory=AutoscalerSpec)
 
 
-def mixed(replicas: int, *, startup_s: tuple[float, float] = (60.0, 60.0), objective: Objective = CHAT) -> FleetSpec:
+def mixed(
+    replicas: int,
+    *,
+    engine: EngineSpec = UNSHARED,
+    startup_s: tuple[float, float] = (60.0, 60.0),
+    objective: Objective = CHAT,
+) -> FleetSpec:
     """One pool that does both."""
-    pool = PoolSpec(name="mixed", role=Role.MIXED, replicas=replicas, startup_s=startup_s, engine=COARSE)
+    pool = PoolSpec(name="mixed", role=Role.MIXED, replicas=replicas, startup_s=startup_s, engine=engine)
     return FleetSpec(pools=(pool,), objective=objective)
 
 
@@ -59,7 +68,7 @@ def split(
     prefill: int,
     decode: int,
     *,
-    engine: EngineSpec = COARSE,
+    engine: EngineSpec = UNSHARED,
     startup_s: tuple[float, float] = (60.0, 60.0),
     objective: Objective = CHAT,
     budget_gpus: int | None = None,
@@ -78,7 +87,12 @@ def _ramp(name: str, startup_s: float) -> Scenario:
         name=name,
         about=f"1 to 24 req/s and back in 900 s, 8,000 tokens in, 1,000 out, start-up {startup_s:g} s, Dynamo's engine timing",
         fleet=split(
-            2, 2, engine=mocker_engine(), startup_s=(startup_s, startup_s), objective=objective, budget_gpus=24
+            2,
+            2,
+            engine=mocker_engine(128, prefix_caching=False),
+            startup_s=(startup_s, startup_s),
+            objective=objective,
+            budget_gpus=24,
         ),
         trace=lambda seed: generate(name, sinusoid(1, 24, 900), fixed(8000, 1000), duration_s=2100, seed=seed),
         # The engine is not the capacity model's: the autoscaler has to learn it.
@@ -92,6 +106,15 @@ def _chats(name: str, seconds: float, *rates: tuple[float, float]) -> Callable[[
 
 def _switch(seed: int) -> Trace:
     return generate("switch", constant(30), switching(chat, code, 600), duration_s=1200, seed=seed)
+
+
+def _herd(seed: int) -> Trace:
+    return herds(
+        generate("herd", constant(10), chat, duration_s=600, seed=seed),
+        Herd(size=400, within_s=5.0, prefix_blocks=8, own_tokens=(100, 600), output_tokens=(50, 200)),
+        at_s=(120.0, 420.0),
+        seed=seed,
+    )
 
 
 _STEADY = ((0.0, 40.0),)
@@ -123,8 +146,14 @@ SCENARIOS: Mapping[str, Scenario] = {
         Scenario(
             name="hot-prefix",
             about="38 % of 6.5 req/s share 6,144 tokens, 14 % share 2,560 (synthetic)",
-            fleet=mixed(4, objective=LONG),
+            fleet=mixed(4, engine=COARSE, objective=LONG),
             trace=lambda seed: hot_prefixes(constant(6.5), duration_s=900, seed=seed),
+        ),
+        Scenario(
+            name="herd",
+            about="10 req/s of chats; at 120 s and 420 s, 400 agents come back at once with one 4,096-token prefix (synthetic)",
+            fleet=mixed(4, engine=COARSE, objective=LONG),
+            trace=_herd,
         ),
         Scenario(
             name="worker-loss",

@@ -25,6 +25,7 @@ from forebay_capacity.steptime import StepTimer as CapacityTimer
 from forebay_simulator.engine.request import FinishReason, Request
 from forebay_simulator.engine.scheduler import Scheduler
 from forebay_simulator.engine.scheduling import SchedulerConfig, Step, StepTimer
+from forebay_simulator.fleet.timers import MockerTimer
 
 STRIDE_STEPS_MAX = 4096
 """Longest stride, a bound on what is computed ahead and thrown away."""
@@ -132,8 +133,8 @@ class StridingScheduler(Scheduler):
 
 
 def _takes_arrays(timer: StepTimer) -> bool:
-    """Affine in the context, so that an array of contexts gives an array of the same sums."""
-    return isinstance(timer, CapacityTimer) and not timer.window_tokens
+    """An array of contexts gives an array of the same sums: only sums and products, or a form made for it."""
+    return isinstance(timer, MockerTimer) or (isinstance(timer, CapacityTimer) and not timer.window_tokens)
 
 
 def _target(request: Request) -> int:

@@ -14,6 +14,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 MOCKER_BLOCK_TOKENS = 64
 MOCKER_BLOCKS = 16384
 MOCKER_SEQUENCES = 256
@@ -39,6 +41,11 @@ class MockerTimer:
         if prefill_tokens:
             milliseconds += 4.21e-7 * prefill_tokens**2 + 0.01518 * prefill_tokens + 16.5
         if decode_sequences:
-            share = min(1.0, decode_context_tokens / self.kv_tokens)
-            milliseconds += 5.74 + 54.01 * share - 25.74 * share**2
+            share = _at_most_one(decode_context_tokens / self.kv_tokens)
+            milliseconds += 5.74 + 54.01 * share - 25.74 * (share * share)
         return milliseconds / 1000
+
+
+def _at_most_one(share: float) -> float:
+    """Also of an array of shares: a stride asks for the times of many steps at once."""
+    return np.minimum(share, 1.0) if isinstance(share, np.ndarray) else min(1.0, share)

@@ -154,8 +154,17 @@ def test_a_prefill_of_three_tokens_hands_over_two_of_them(pair):
     assert list(params) == PARAM_KEYS
 
 
-def test_counters_of_both_sides_after_all_that(pair):
-    """Runs last: sums over the requests above."""
+COUNTED = (
+    ("vllm:prompt_tokens_by_source_total", {"source": "external_kv_transfer"}),
+    ("vllm:prompt_tokens_cached_by_source_total", {"source": "p2p"}),
+    ("vllm:external_prefix_cache_hits_total", {}),
+    ("vllm:nixl_xfer_time_seconds_count", {}),
+    ("vllm:nixl_num_failed_transfers_total", {}),
+    ("vllm:nixl_num_kv_expired_reqs_total", {}),
+)
+
+
+def test_counters_of_both_sides_of_a_handover(pair):
     if pair.kind == "captured":
         text = (DATA / FILE).read_text(encoding="utf-8")
         assert (
@@ -163,16 +172,20 @@ def test_counters_of_both_sides_after_all_that(pair):
             in text
         )
         return
-    pair.prefill_engine.post("/v1/completions", {"prompt": "hi", "max_tokens": 1})  # gauges move with a step
+
+    def counted(engine) -> list[float]:
+        return [engine.metric(name, **labels) for name, labels in COUNTED]
+
     decode, prefill = pair.decode_engine, pair.prefill_engine
-    fetched = decode.metric("vllm:prompt_tokens_by_source_total", source="external_kv_transfer")
+    before = counted(decode), counted(prefill)
+    leg = pair.prefill(0, CHAT, _chat(words(100), max_tokens=1, kv_transfer_params=PREFILL)).json
+    pair.decode(0, CHAT, _chat(words(100), max_tokens=4, kv_transfer_params=leg["kv_transfer_params"]))
+    pair.prefill_engine.post("/v1/completions", {"prompt": "hi", "max_tokens": 1})  # counters move with a step
+    after = counted(decode), counted(prefill)
+    fetched, *more = (new - old for new, old in zip(after[0], before[0], strict=True))
     assert fetched > 0
-    assert decode.metric("vllm:prompt_tokens_cached_by_source_total", source="p2p") == fetched
-    assert decode.metric("vllm:external_prefix_cache_hits_total") == fetched
-    assert decode.metric("vllm:nixl_xfer_time_seconds_count") == 5
-    assert decode.metric("vllm:nixl_num_failed_transfers_total") == 0
-    assert prefill.metric("vllm:external_prefix_cache_hits_total") == 0
-    assert prefill.metric("vllm:nixl_num_kv_expired_reqs_total") == 0
+    assert more == [fetched, fetched, 1, 0, 0]
+    assert [new - old for new, old in zip(after[1], before[1], strict=True)] == [0] * len(COUNTED)
 
 
 @pytest.mark.parametrize("file", ["pd/nixl_events_prefill.jsonl", "pd/nixl_events_decode.jsonl"])

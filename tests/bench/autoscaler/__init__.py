@@ -1,0 +1,1 @@
+"""The autoscaler against others, in the fleet simulator: `make bench-autoscaler`."""
