@@ -269,13 +269,13 @@ class Exchange:
         record.streamed = False
         record.opened_s = answer.last_byte_s
         if answer.status == 200 and self.endpoint.judged and not answer.encoded:
-            facts = read_facts(body)
-            record.usage = facts.usage
+            usage, aborted = read_facts(body)
+            record.usage = usage
             cached_tokens = self.attempt.cached_tokens if self.attempt else None
-            if facts.usage and cached_tokens is not None and facts.usage.cached_tokens != cached_tokens:
-                record.usage = facts.usage._replace(cached_tokens=cached_tokens)
+            if usage and cached_tokens is not None and usage.cached_tokens != cached_tokens:
+                record.usage = usage._replace(cached_tokens=cached_tokens)
                 body = with_cached_tokens(body, cached_tokens)
-            if facts.aborted:
+            if aborted:
                 record.outcome, record.reason = Outcome.CUT_OFF, FailureReason.ABORTED
         self.reply.whole(answer, body)
         if record.outcome is None:
