@@ -15,7 +15,6 @@ import json
 import re
 from collections import OrderedDict
 from dataclasses import asdict, dataclass
-from itertools import count
 from typing import Any
 
 import uvloop
@@ -277,12 +276,11 @@ class Connection(asyncio.Protocol):
             self.go_on()
 
 
-async def serve(base_port: int, engines: int) -> None:
-    """Serve until ended."""
+async def serve(ports: list[int]) -> None:
+    """An engine on each port, until ended."""
     loop = asyncio.get_running_loop()
-    numbers = count()
-    for port in range(base_port, base_port + engines):
-        engine = Engine(next(numbers), loop)
+    for number, port in enumerate(ports):
+        engine = Engine(number, loop)
         await loop.create_server(lambda engine=engine: Connection(engine), "127.0.0.1", port, backlog=2048)
     gc.freeze()
     await asyncio.Event().wait()
@@ -290,7 +288,5 @@ async def serve(base_port: int, engines: int) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
-    parser.add_argument("--base-port", type=int, required=True)
-    parser.add_argument("--engines", type=int, required=True)
-    given = parser.parse_args()
-    uvloop.run(serve(given.base_port, given.engines))
+    parser.add_argument("--ports", type=int, nargs="+", required=True)
+    uvloop.run(serve(parser.parse_args().ports))

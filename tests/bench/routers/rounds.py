@@ -18,7 +18,7 @@ import orjson
 
 from tests.bench.routers.engines import EngineSettings
 from tests.bench.routers.peers import Place, Router
-from tests.bench.routers.processes import end, free_port, others_busy_s, start
+from tests.bench.routers.processes import end, free_ports, others_busy_s, start
 from tests.bench.routers.workloads import Workload
 
 ENGINES = 8
@@ -91,7 +91,7 @@ class Bench:
     @contextmanager
     def running(self, router: Router) -> Iterator[tuple[str, int]]:
         """A fresh router: its address and process id."""
-        place = Place(free_port(), free_port(), self.urls, self.folder)
+        place = Place(*free_ports(2), self.urls, self.folder)
         process = start(
             router.command(place),
             cores=cores()[0],
@@ -111,10 +111,10 @@ class Bench:
 def engines() -> Iterator[Bench]:
     """Start the mock engines."""
     folder = Path(tempfile.mkdtemp(prefix="bench-router-"))
-    port = free_port()
-    command = [sys.executable, "-m", "tests.bench.routers.engines", "--base-port", str(port), "--engines", str(ENGINES)]
+    ports = [str(port) for port in free_ports(ENGINES)]
+    command = [sys.executable, "-m", "tests.bench.routers.engines", "--ports", *ports]
     process = start(command, cores=cores()[1], log=folder / "engines.log")
-    bench = Bench(tuple(f"http://127.0.0.1:{port + number}" for number in range(ENGINES)), process, folder)
+    bench = Bench(tuple(f"http://127.0.0.1:{port}" for port in ports), process, folder)
     try:
         until(lambda: answers(f"{bench.urls[-1]}/settings", EngineSettings().encode(), 1), "the engines serve")
         yield bench
