@@ -364,3 +364,22 @@ def test_the_schema_describes_every_value_and_every_described_value_has_a_defaul
             value = value[part]
     optional = {f"{one}.resources.claims" for one in COMPONENTS}
     assert set(missing) == optional
+
+
+def test_secrets_are_mounted_whole_where_the_router_follows_them(helm: Helm):
+    """A Secret that is mounted by subPath would never be updated."""
+    objects = helm.template(VARIANTS["keys and certificates"])
+    router = of_component(objects, "Deployment", "router")
+    of_router = parse_router(arguments_of(router), environment_of(router)).protection
+    mounts = {one["name"]: one for one in container_of(router)["volumeMounts"]}
+    volumes = {one["name"]: one["secret"]["secretName"] for one in pod_of(router)["volumes"] if "secret" in one}
+    assert volumes == {"api-keys": "keys", "worker-key": "worker-key", "tls": "certificate"}
+    for name in volumes:
+        assert mounts[name] == {"name": name, "mountPath": f"/etc/forebay/{name}", "readOnly": True}
+    assert str(of_router.api_keys) == mounts["api-keys"]["mountPath"]
+    assert str(of_router.worker_key) == mounts["worker-key"]["mountPath"] + "/key"
+    assert (str(of_router.certificate), str(of_router.key)) == ("/etc/forebay/tls/tls.crt", "/etc/forebay/tls/tls.key")
+    (port,) = of_component(objects, "Service", "router")["spec"]["ports"]
+    assert (port["port"], port["appProtocol"]) == (443, "https")
+    plain = of_component(helm.template(VARIANTS["default"]), "Service", "router")
+    assert plain["spec"]["ports"][0]["appProtocol"] == "http"

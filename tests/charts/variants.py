@@ -118,6 +118,15 @@ VARIANTS: dict[str, dict[str, Any]] = {
             "authoritySecret": {"name": "thanos-ca"},
         }
     },
+    "keys and certificates": {
+        **PROMETHEUS,
+        "router": {
+            "apiKeysSecret": "keys",
+            "workerKeySecret": {"name": "worker-key", "key": "key"},
+            "tlsSecret": "certificate",
+            "service": {"port": 443},
+        },
+    },
     "own accelerators": {
         **PROMETHEUS,
         "acceleratorClasses": {

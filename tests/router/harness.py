@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import ssl
 import time
 from collections.abc import Callable
 from contextlib import asynccontextmanager
@@ -57,8 +58,8 @@ class Running:
     def stats(self):
         return self.service.stats
 
-    async def connect(self) -> "RawClient":
-        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+    async def connect(self, tls: ssl.SSLContext | None = None) -> "RawClient":
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port, ssl=tls)
         return RawClient(reader, writer)
 
     def verdicts(self) -> dict[str, int]:

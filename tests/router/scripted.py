@@ -7,6 +7,7 @@ connection goes on with the next request; `wire.reset()` and `wire.close()` end 
 import asyncio
 import json
 import socket
+import ssl
 import struct
 from collections.abc import Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
@@ -174,6 +175,9 @@ class ScriptedWorker:
     healthy: bool = True
     hung: bool = False
     """Health checks get no answer."""
+    key: str | None = None
+    """Asked for below /v1, as vLLM's --api-key."""
+    tls: ssl.SSLContext | None = None
     connections: set[asyncio.StreamWriter] = field(default_factory=set)
     accepted: int = 0
     """Connections so far."""
@@ -182,10 +186,10 @@ class ScriptedWorker:
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"{'https' if self.tls else 'http'}://127.0.0.1:{self.port}"
 
     async def start(self) -> None:
-        self.server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
+        self.server = await asyncio.start_server(self._serve, "127.0.0.1", self.port, ssl=self.tls)
         self.port = self.server.sockets[0].getsockname()[1]
 
     async def stop(self) -> None:
@@ -226,6 +230,13 @@ class ScriptedWorker:
             wire.ended = True
         elif asked.path == "/health":
             await wire.head(200 if self.healthy else 503, {"Content-Length": "0"}, chunked=False)
+        elif (
+            self.key is not None
+            and asked.path.startswith("/v1")
+            and asked.headers.get("authorization") != f"Bearer {self.key}"
+        ):
+            self.asked.append(asked)
+            await wire.json({"error": "Unauthorized"}, 401)
         elif asked.path == "/v1/models":
             await wire.json({"object": "list", "data": self.models})
         else:
@@ -262,9 +273,8 @@ async def read_request(reader: asyncio.StreamReader, first: bytes = b"") -> Aske
 
 
 @asynccontextmanager
-async def workers(*scripts: Script):
-    """Scripted workers, one a script."""
-    made = [ScriptedWorker(script) for script in scripts]
+async def started(*made: ScriptedWorker):
+    """Workers that run."""
     for worker in made:
         await worker.start()
     try:
@@ -272,3 +282,10 @@ async def workers(*scripts: Script):
     finally:
         for worker in made:
             await worker.stop()
+
+
+@asynccontextmanager
+async def workers(*scripts: Script):
+    """Scripted workers, one a script."""
+    async with started(*(ScriptedWorker(script) for script in scripts)) as made:
+        yield list(made)

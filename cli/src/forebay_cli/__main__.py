@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from forebay_cli import cluster, explain
+from forebay_cli import cluster, explain, keys
 from forebay_cli.errors import CliError
 from forebay_cli.explain_scaling import EXAMPLES as SCALING_EXAMPLES
 from forebay_cli.explain_scaling import scaling
@@ -32,6 +32,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(cluster.app, name="cluster")
+app.add_typer(keys.app, name="keys")
 app.add_typer(explain.app, name="explain")
 explain.app.command(epilog=SCALING_EXAMPLES)(scaling)
 app.command(epilog=PLAN_EXAMPLES)(plan)

@@ -11,6 +11,7 @@ from enum import StrEnum
 from forebay_api.objective import Verdict
 from forebay_router.accounting import Record
 from forebay_router.errors import RequestRefused
+from forebay_router.tenancy.keys import Grant
 
 log = logging.getLogger("forebay_router.access")
 
@@ -37,13 +38,23 @@ class AccessLog:
             return record.status >= 400 or record.reason is not None
         return self.mode is AccessLogMode.ALL
 
-    def write(self, record: Record, verdict: Verdict | None, *, request_id: bytes, path: bytes) -> None:
+    def write(
+        self,
+        record: Record,
+        verdict: Verdict | None,
+        *,
+        request_id: bytes,
+        path: bytes,
+        grant: Grant | None = None,
+    ) -> None:
         """The line of an ended request."""
         usage, model = record.usage, record.model
         fields = {
             "request_id": request_id.decode(),
             "path": path[:200].decode(errors="replace"),
             "model": model[:200] if model else model,
+            "tenant": grant.tenant if grant else None,
+            "key": grant.key if grant else None,
             "status": record.status,
             "outcome": record.outcome.value if record.outcome else "client_error",
             "verdict": verdict.value if verdict else None,

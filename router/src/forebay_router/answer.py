@@ -155,6 +155,11 @@ class Answer:
         coding = self.fields.get(b"content-encoding")
         return coding is not None and coding.lower() != b"identity"
 
+    @property
+    def takes_comments(self) -> bool:
+        """A comment may stand between what has been passed on and what comes."""
+        return self.collected or (self.scanner is not None and not self.scanner.torn)
+
     def pass_chunk(self, data: bytes) -> bool:
         """Pass on a read that is one whole chunk of plain content, as it is; False leaves it to be parsed."""
         sink, scanner = self.chunk_sink, self.scanner
@@ -267,3 +272,4 @@ class WorkerRefusal(WorkerFailure):
 
     answer: Answer
     """Complete; relayed when no other worker is left."""
+    answered: bool = True

@@ -138,11 +138,11 @@ class Attempt:
 
     def _send(self, worker: Worker, body: bytes, answer: Answer) -> None:
         self.asked = worker
-        received, trace = self.request.received, self.request.trace
+        received, trace, access = self.request.received, self.request.trace, self.upstreams.access
         if not self._head:
             headers = received.headers if trace is None else trace.without_parent(received.headers)
-            lines = forwarded_lines(headers, received.fields)
-            self._head = b"%bx-request-id: %b\r\n" % (lines, self.request.request_id)
+            lines = forwarded_lines(headers, received.fields, access.withheld)
+            self._head = b"%b%bx-request-id: %b\r\n" % (lines, access.authorization, self.request.request_id)
         head = b"POST %b HTTP/1.1\r\n%b%bcontent-length: %d\r\n\r\n" % (
             received.target,
             worker.peer.host_line,
@@ -170,7 +170,7 @@ class Attempt:
     def _opened(self, answer: Answer) -> None:
         """Raises WorkerFailure where another worker may do better."""
         self.asked.strikes = 0
-        check_opening(answer, content_begun=self.request.reply.content_begun)
+        check_opening(answer, content_begun=self.request.reply.content_begun, own_key=self.upstreams.access.own_key)
         if answer.collected:
             self._prefilled(answer)
         else:

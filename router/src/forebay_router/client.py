@@ -141,7 +141,7 @@ class ClientConnection(asyncio.Protocol):
         """Called by the loop: the client is gone; whatever runs for it stops."""
         self.transport = None
         self._shared.live.discard(self)
-        self._reader.ready.clear()
+        self._reader.abandon()
         if self._work is not None:
             self._work.client_left()
 
@@ -216,6 +216,7 @@ class ClientConnection(asyncio.Protocol):
             log.exception("a request was left unanswered")
             self.cut()
         if work is None:
+            self._shared.limits.bodies.give_back(request)
             self.answered()
         else:
             self._work = work

@@ -6,6 +6,7 @@ which `metrics` keeps short (about 1 us a line).
 """
 
 import contextlib
+import ssl
 import time
 from collections.abc import Generator, Iterator
 from datetime import UTC, datetime
@@ -23,6 +24,7 @@ from forebay_router.explaining import explain_request
 from forebay_router.kv_events import KvEvents
 from forebay_router.mesh.peers import Counts
 from forebay_router.mesh.sockets import Mesh
+from forebay_router.protection_metrics import protection_samples
 from forebay_router.router import Router
 from forebay_router.table import Service, Worker, WorkerState
 
@@ -94,6 +96,7 @@ def _gauges(router: Router, discovery: Discovery, kv_events: KvEvents) -> Iterat
     yield metrics.CONNECTIONS, (), len(router.connections.live) if router.connections else 0
     yield metrics.LEASES, (), len(table.leases)
     yield metrics.DISCOVERY_ERRORS, (), discovery.failures
+    yield from protection_samples(router.tools.protection)
 
 
 def metrics_text(router: Router, discovery: Discovery, kv_events: KvEvents) -> bytes:
@@ -251,7 +254,15 @@ class ControlServer(uvicorn.Server):
         yield
 
 
-def control_server(app: FastAPI) -> ControlServer:
-    """A server for the control port; it is given its socket when it is run."""
-    config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", log_level="warning")
+def control_server(app: FastAPI, tls: ssl.SSLContext | None) -> ControlServer:
+    """A server for the control port, with TLS or without; it is given its socket when it is run."""
+    factory = None if tls is None else lambda *_: tls
+    config = uvicorn.Config(
+        app,
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        log_level="warning",
+        ssl_context_factory=factory,
+    )
     return ControlServer(config)

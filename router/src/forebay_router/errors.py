@@ -73,6 +73,8 @@ class RequestRefused(Exception):  # noqa: N818 - reads as what happened
     """Set where the service, not the client, is at fault: then the request counts as bad."""
     allow: str | None = None
     """The Allow header of a 405."""
+    lines: bytes = b""
+    """Further header lines of the answer."""
 
 
 @dataclass(slots=True)
@@ -83,6 +85,8 @@ class WorkerFailure(Exception):  # noqa: N818 - reads as what happened
     message: str
     refused: bool = False
     """Nothing listens there."""
+    answered: bool = False
+    """The worker gave an answer, an error: worth another worker that is there, not worth waiting for one."""
 
 
 _ANTHROPIC_TYPES = {

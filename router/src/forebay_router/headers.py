@@ -30,7 +30,7 @@ HOP_BY_HOP = frozenset(
 SERVICE_HEADER = b"x-forebay-model-service"
 """Names one model service as namespace/name where two namespaces offer the same model name."""
 ROUTING_PREFIX = b"x-forebay-"
-_NOT_FORWARDED = HOP_BY_HOP | {
+NOT_FORWARDED = HOP_BY_HOP | {
     b"host",
     b"content-length",
     b"expect",
@@ -39,6 +39,8 @@ _NOT_FORWARDED = HOP_BY_HOP | {
     b"x-gateway-destination-endpoint",
     b"x-prefiller-host-port",
 }
+WITHOUT_CREDENTIALS = NOT_FORWARDED | {b"authorization", b"x-api-key"}
+"""Withheld where the client's key is the router's own affair."""
 _NOT_RETURNED = HOP_BY_HOP | {b"content-length", b"x-request-id"}
 _UNSAFE_ID = re.compile(rb"[^A-Za-z0-9._:/@+=~-]")
 REQUEST_ID_MAX_BYTES = 128
@@ -71,9 +73,11 @@ def _named_by_connection(fields: Mapping[bytes, bytes]) -> frozenset[bytes]:
     return frozenset(name.strip().lower() for name in value.split(b","))
 
 
-def forwarded_lines(headers: Headers, fields: Mapping[bytes, bytes]) -> bytes:
+def forwarded_lines(
+    headers: Headers, fields: Mapping[bytes, bytes], withheld: frozenset[bytes] = NOT_FORWARDED
+) -> bytes:
     """The request headers that go to a worker, as wire lines."""
-    dropped = _NOT_FORWARDED | _named_by_connection(fields) if b"connection" in fields else _NOT_FORWARDED
+    dropped = withheld | _named_by_connection(fields) if b"connection" in fields else withheld
     return b"".join(
         [
             b"%b: %b\r\n" % header

@@ -10,8 +10,14 @@ RETRIED_STATUSES = frozenset({500, 502, 503})
 """Answers of a worker that drains, dies or is full: another worker may well do it."""
 
 
-def check_opening(answer: Answer, *, content_begun: bool) -> None:
-    """Raise WorkerFailure when an opened answer is a failure that another worker may do better."""
+def check_opening(answer: Answer, *, content_begun: bool, own_key: bool = False) -> None:
+    """Raise WorkerFailure when an opened answer is a failure that another worker may do better.
+
+    `own_key`: the key that the worker was given is the router's. Its refusal is no business of the client, whose own key is good.
+    """
+    if own_key and answer.status == 401:
+        message = "the worker refused the router's key: is --worker-key-file the key that it was started with?"
+        raise WorkerFailure(FailureReason.WORKER_ERROR, message, answered=True)
     if answer.status in RETRIED_STATUSES and answer.complete:
         raise WorkerRefusal(FailureReason.WORKER_ERROR, f"the worker answered {answer.status}", answer=answer)
     scanner = answer.scanner

@@ -167,10 +167,44 @@ MESH_SILENCE = Family(
     _PREFIX + "mesh_silence_seconds", Kind.GAUGE, (), "Time since the peer that has been silent longest was heard."
 )
 
+_TENANT = ("tenant",)
+TENANT_REQUESTS = Family(
+    _PREFIX + "tenant_requests_total", Kind.COUNTER, _TENANT, "Requests that a tenant's limits let in."
+)
+TENANT_IN_FLIGHT = Family(
+    _PREFIX + "tenant_requests_in_flight", Kind.GAUGE, _TENANT, "Requests of a tenant that have not ended."
+)
+TENANT_TOKENS = Family(
+    _PREFIX + "tenant_tokens_total", Kind.COUNTER, (*_TENANT, "kind"), "Tokens of a tenant's requests, as workers counted them."
+)  # fmt: skip
+TENANT_REFUSED = Family(
+    _PREFIX + "tenant_refused_total", Kind.COUNTER, (*_TENANT, "limit"), "Requests that a limit of the key or tenant refused."
+)  # fmt: skip
+STRANGERS = Family(
+    _PREFIX + "unauthenticated_total", Kind.COUNTER, ("reason",), "Requests without a key, or with one that is not known."
+)  # fmt: skip
+API_KEYS = Family(_PREFIX + "api_keys", Kind.GAUGE, (), "API keys in force; 0 where none are asked for.")
+FILE_RELOADS = Family(
+    _PREFIX + "file_reloads_total", Kind.COUNTER, ("file",), "Changes of a file that were taken over."
+)
+FILE_FAILURES = Family(
+    _PREFIX + "file_failures_total", Kind.COUNTER, ("file",), "Changes of a file that could not be used: what it held stays."
+)  # fmt: skip
+FILE_VALID = Family(_PREFIX + "file_valid", Kind.GAUGE, ("file",), "1 while what a followed file holds is in force.")
+BODY_BYTES = Family(_PREFIX + "body_bytes", Kind.GAUGE, (), "Request bodies held now.")
+BODIES_REFUSED = Family(
+    _PREFIX + "bodies_refused_total", Kind.COUNTER, (), "Requests refused because all bodies together would be above the limit."
+)  # fmt: skip
+KEEP_ALIVES = Family(
+    _PREFIX + "keep_alive_comments_total", Kind.COUNTER, (), "Comments written into silent event streams."
+)
+
 FAMILIES = (
     REQUESTS, ARRIVED, RESPONSES, FAILURES, RETRIES, TTFT, TPOT, DURATION, PROMPT_TOKENS, CACHED_TOKENS, OUTPUT_TOKENS,
     IN_FLIGHT, PENDING, POOL_IN_FLIGHT, POOL_FINISHED, WORKERS, SYNCED, CONNECTIONS, LEASES, DISCOVERY_ERRORS,
     PREDICTED_TOKENS, DELIVERED_TOKENS, MISSED_TOKENS, INDEX_BLOCKS, INDEX_RESETS, INDEX_FALLBACKS, KV_SUBSCRIPTIONS, KV_MESSAGES,
+    KV_TROUBLES, TENANT_REQUESTS, TENANT_IN_FLIGHT, TENANT_TOKENS, TENANT_REFUSED, STRANGERS, API_KEYS, FILE_RELOADS,
+    FILE_FAILURES, FILE_VALID, BODY_BYTES, BODIES_REFUSED, KEEP_ALIVES,
     KV_TROUBLES, MESH_PEERS, MESH_MESSAGES, MESH_TROUBLES, MESH_LEASES, MESH_EXPIRED, MESH_SILENCE,
 )  # fmt: skip
 

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -32,15 +33,23 @@ def host_port(text: str) -> HostPort:
 
 
 def worker_url(text: str) -> str:
-    """http://HOST:PORT of a worker."""
+    """http://HOST:PORT of a worker, or https://HOST:PORT."""
     parts = urlsplit(text if "//" in text else f"http://{text}")
     try:
         port = parts.port
     except ValueError:
         port = None
-    if parts.scheme != "http" or not parts.hostname or port is None or parts.path not in {"", "/"}:
+    if parts.scheme not in {"http", "https"} or not parts.hostname or port is None or parts.path not in {"", "/"}:
         raise ValueError(f"{text!r} is not a worker's address; write http://HOST:PORT without a path")
-    return f"http://{parts.netloc}"
+    return f"{parts.scheme}://{parts.netloc}"
+
+
+def check_scheme(url: str, *, tls: bool) -> None:
+    """An address must say what is done: ValueError when it does not."""
+    if url.startswith("https:") and not tls:
+        raise ValueError(f"{url} asks for TLS: give --worker-ca-file, or write http://")
+    if url.startswith("http:") and tls:
+        raise ValueError(f"{url} would be spoken to without TLS, but --worker-ca-file is given: write https://")
 
 
 def peer_address(text: str) -> str:
@@ -144,6 +153,7 @@ GROUPS: tuple[tuple[str, tuple[Option, ...]], ...] = (
             Option("--workers", worker_url, None, "URL", "workers that prefill and decode", many=True),
             Option("--prefill-workers", worker_url, None, "URL", "workers that compute prompts", many=True),
             Option("--decode-workers", worker_url, None, "URL", "workers that write answers", many=True),
+            Option("--worker-file", Path, None, "FILE", "services, pools and workers as YAML or JSON, followed as it changes"),
             Option("--namespace", str, None, "NAME", "with --kubernetes: watch these namespaces only (default: all)", many=True),
             Option("--kv-events-port", count, None, "PORT", "static workers publish KV events there, replays one above"),
             Option("--probe-interval", duration_s, "1s", "TIME", "between health probes of a static worker"),
@@ -159,6 +169,7 @@ GROUPS: tuple[tuple[str, tuple[Option, ...]], ...] = (
             Option("--hold-timeout", duration_s, "30s", "TIME", "a request may wait for a worker; then 503 with Retry-After"),
             Option("--upstream-idle", duration_s, "3s", "TIME", "idle worker connections are kept; less than the engine's 5s"),
             Option("--client-idle", duration_s, "75s", "TIME", "idle client connections are kept"),
+            Option("--keep-alive", duration_s, None, "TIME", "silence after which a stream gets a comment (default: never)"),
             Option("--client-request", duration_s, "60s", "TIME", "a client may take to send one request"),
         ),
     ),
@@ -170,6 +181,7 @@ GROUPS: tuple[tuple[str, tuple[Option, ...]], ...] = (
             Option("--worker-limit", count, None, "N", "requests in flight on one worker; more wait (default: no limit)"),
             Option("--index-blocks", count, "250000", "N", "prompt blocks in the prefix index, about 200 bytes each"),
             Option("--body-limit", size_bytes, "64MiB", "SIZE", "largest request body; above it 413"),
+            Option("--bodies-limit", size_bytes, "256MiB", "SIZE", "request bodies held at once, together; above it 503"),
             Option("--head-limit", size_bytes, "64KiB", "SIZE", "largest request line and headers; above it 431"),
         ),
     ),
@@ -192,6 +204,18 @@ GROUPS: tuple[tuple[str, tuple[Option, ...]], ...] = (
             Option("--shutdown-delay", duration_or_zero_s, None, "TIME",
                    "after SIGTERM, go on accepting while load balancers notice (default: 5s with --kubernetes, else 0s)"),
             Option("--drain-limit", duration_s, "10m", "TIME", "for accepted requests to end after SIGTERM"),
+        ),
+    ),
+    (
+        "Keys and certificates (files are followed as they change)",
+        (
+            Option("--api-keys", Path, None, "PATH", "file or directory of clients' API keys (default: no key is asked for)"),
+            Option("--worker-key-file", Path, None, "FILE", "holds the key that workers ask for, the engine's --api-key"),
+            Option("--tls-certificate", Path, None, "FILE", "certificate chain of the data port, PEM (default: no TLS)"),
+            Option("--tls-key", Path, None, "FILE", "its private key, PEM, without a passphrase"),
+            Option("--tls-control", one_of("on", "off"), "off", "on|off", "show the same certificate on the control port"),
+            Option("--worker-ca-file", Path, None, "FILE", "speak TLS to workers, whose certificates this authority signed"),
+            Option("--worker-tls-name", str, None, "NAME", "name in workers' certificates (default: each one's address)"),
         ),
     ),
     (

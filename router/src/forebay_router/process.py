@@ -29,7 +29,8 @@ from forebay_router.access_log import AccessLog
 from forebay_router.client import ClientConnections
 from forebay_router.control import control_app, control_server
 from forebay_router.discovery.source import Discovery
-from forebay_router.discovery.static import Address, ServiceDefaults, StaticDiscovery
+from forebay_router.discovery.static import Address, Layout, ServiceDefaults, StaticDiscovery
+from forebay_router.discovery.worker_file import WorkerFile
 from forebay_router.index.approximate import ApproximateIndex
 from forebay_router.index.prefix_index import PrefixIndex
 from forebay_router.kv_events import KvEvents
@@ -37,6 +38,7 @@ from forebay_router.mesh.sockets import build_mesh
 from forebay_router.metrics import ServiceStats
 from forebay_router.options import HostPort
 from forebay_router.placing import Placing
+from forebay_router.protection import build_protection
 from forebay_router.reading import Limits
 from forebay_router.relay import Tools
 from forebay_router.replies import Cors
@@ -58,6 +60,8 @@ GC_ALLOCATIONS = 20_000
 def build_router(settings: Settings) -> Router:
     """The data plane, not listening yet."""
     table = WorkerTable(worker_limit=settings.worker_limit)
+    upstreams = Upstreams(connect_timeout_s=settings.connect_timeout_s, idle_s=settings.upstream_idle_s)
+    protection = build_protection(settings.protection, upstreams.access)
     tools = Tools(
         placing=Placing(
             table=table,
@@ -66,11 +70,12 @@ def build_router(settings: Settings) -> Router:
             hold_limit=settings.hold_limit,
             hold_s=settings.hold_timeout_s,
         ),
-        upstreams=Upstreams(connect_timeout_s=settings.connect_timeout_s, idle_s=settings.upstream_idle_s),
+        upstreams=upstreams,
         access_log=AccessLog(settings.access_log),
         attempts_max=settings.attempts,
         unknown_stats=ServiceStats(),
         explain=settings.explain,
+        protection=protection,
         tracing=build_tracing(settings.trace_share),
     )
     router = Router(
@@ -79,7 +84,12 @@ def build_router(settings: Settings) -> Router:
         cors=Cors(settings.cors_origins),
         client_limits=ClientLimits(idle_s=settings.client_idle_s, request_s=settings.client_request_s),
     )
-    limits = Limits(head_bytes=settings.head_limit_bytes, body_bytes=settings.body_limit_bytes)
+    limits = Limits(
+        head_bytes=settings.head_limit_bytes,
+        body_bytes=settings.body_limit_bytes,
+        bodies=protection.bodies,
+        check=protection.gate.check if protection.gate else None,
+    )
     router.connections = ClientConnections(limits=limits, serve=router.serve)
     return router
 
@@ -93,8 +103,9 @@ def build_tracing(share: float | None) -> "Tracing | None":
     return Tracing(share, random.Random())  # noqa: S311 - a sample
 
 
-def build_discovery(settings: Settings, table: WorkerTable, upstreams: Upstreams) -> Discovery:
+def build_discovery(settings: Settings, table: WorkerTable, tools: Tools) -> Discovery:
     """The source of workers that the settings ask for."""
+    upstreams, protection = tools.upstreams, tools.protection
     defaults = ServiceDefaults(
         objective=Objective(
             ttft_s=settings.objective_ttft_s, tpot_s=settings.objective_tpot_s, target=settings.objective_target
@@ -110,10 +121,13 @@ def build_discovery(settings: Settings, table: WorkerTable, upstreams: Upstreams
         from forebay_router.discovery.kubernetes import KubernetesDiscovery  # noqa: PLC0415 - 0.5 s that static mode spares
 
         return KubernetesDiscovery(table, settings.namespaces, upstreams)
-    addresses = tuple(Address(url, role) for url, role in settings.workers)
-    return StaticDiscovery(
-        table, addresses, defaults, upstreams, settings.probe_interval_s, kv_events_port=settings.kv_events_port
-    )
+    port = settings.kv_events_port
+    layout = Layout(tuple(Address(url, role, kv_events_port=port) for url, role in settings.workers))
+    discovery = StaticDiscovery(table, layout, defaults, upstreams, settings.probe_interval_s)
+    if settings.worker_file is not None:
+        tls = settings.protection.worker_authority is not None
+        protection.follow_workers(WorkerFile(settings.worker_file, defaults, tls=tls), discovery.take)
+    return discovery
 
 
 def _bind(address: HostPort) -> socket.socket:
@@ -151,7 +165,7 @@ class Process:
     def __post_init__(self) -> None:
         """Join the parts."""
         self.router = build_router(self.settings)
-        self.discovery = build_discovery(self.settings, self.router.table, self.router.tools.upstreams)
+        self.discovery = build_discovery(self.settings, self.router.table, self.router.tools)
         tools = self.router.tools
         self.router.mesh = build_mesh(self.settings.replica, self.router.table, tools.placing.index)
         self.kv_events = KvEvents(self.router.table, tools.placing.index.precise, tools.upstreams)
@@ -168,14 +182,18 @@ class Process:
         data_socket = _bind(self.settings.listen)
         control_socket = _bind(self.settings.control)
         self.listen_address, self.control_address = _address(data_socket), _address(control_socket)
-        server = await loop.create_server(connections.make, sock=data_socket, backlog=LISTEN_BACKLOG)
-        control = control_server(control_app(self.router, self.discovery, self.kv_events))
+        protection = self.router.tools.protection
+        server = await loop.create_server(
+            connections.make, sock=data_socket, backlog=LISTEN_BACKLOG, **protection.data_tls
+        )
+        control = control_server(control_app(self.router, self.discovery, self.kv_events), protection.control_tls)
         log.info("router listens", extra={"data": str(self.listen_address), "control": str(self.control_address)})
         async with asyncio.TaskGroup() as tasks:
             background = [
                 tasks.create_task(self.discovery.run(), name="discovery"),
                 tasks.create_task(self.router.sweep(), name="sweep"),
                 tasks.create_task(self.kv_events.run(), name="kv events"),
+                tasks.create_task(protection.follow(), name="files"),
             ]
             if self.router.mesh is not None:
                 background.append(tasks.create_task(self.router.mesh.run(), name="mesh"))

@@ -11,12 +11,15 @@ request, so its body goes through a second parser that is primed with the same f
 
 import time
 from collections import deque
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import httptools
 
 from forebay_router import errors
+from forebay_router.bodies import BodyMemory
 from forebay_router.headers import Headers, index
+from forebay_router.tenancy.keys import Grant
 
 
 @dataclass(slots=True)
@@ -34,7 +37,13 @@ class Received:
     received_s: float = 0.0
     """Monotonic time at which it was complete."""
     refused: errors.RequestRefused | None = None
-    """Set when the request is not valid HTTP or too large."""
+    """Set when the request is not valid HTTP, too large, or brings no valid key."""
+    tenant: str = ""
+    """Whose request it is; empty where no keys are asked for."""
+    grant: Grant | None = None
+    """What its key allows; None where no keys are asked for."""
+    held_bytes: int = 0
+    """What its body takes of the memory for bodies."""
 
     @property
     def path(self) -> bytes:
@@ -48,6 +57,10 @@ class Limits:
 
     head_bytes: int
     body_bytes: int
+    bodies: BodyMemory = field(default_factory=BodyMemory)
+    """Shared by all connections."""
+    check: Callable[[Received], errors.RequestRefused | None] | None = None
+    """Says, by its head, whether a request is let in; None lets all in."""
 
 
 class RequestReader:
@@ -123,12 +136,25 @@ class RequestReader:
             return
         self.ended = True
         request = self._receiving or Received(b"", b"", [], {}, http_10=False, keep_alive=False)
+        self._limits.bodies.give_back(request)
+        self._body = []
         self._receiving = None
         self._in_head = False
         request.keep_alive = False
         request.refused = refused
         request.received_s = time.monotonic()
         self.ready.append(request)
+
+    def abandon(self) -> None:
+        """The connection is gone: nothing of it is needed."""
+        bodies = self._limits.bodies
+        for request in self.ready:
+            bodies.give_back(request)
+        self.ready.clear()
+        if self._receiving is not None:
+            bodies.give_back(self._receiving)
+        self._receiving = None
+        self._body = []
 
     def _go_on_past_upgrade(self, rest: bytes) -> None:
         """The parser has stopped behind the head of a request that offers an upgrade; the body follows."""
@@ -204,7 +230,12 @@ class RequestReader:
         if b"expect" in fields:
             expects = fields[b"expect"].lower() == b"100-continue" and not request.http_10
             self.continue_due = expects and (length > 0 or self._chunked)
-        return self._check_sizes(length)
+        refused = self._check_sizes(length)
+        if refused is None and self._limits.check is not None:
+            refused = self._limits.check(request)
+        if refused is None and not self._limits.bodies.room_for(length):
+            refused = self._limits.bodies.full()
+        return refused
 
     def _repeats(self, name: bytes) -> bool:
         """A header stands there more than once."""
@@ -229,6 +260,10 @@ class RequestReader:
         self._body_bytes += len(data)
         if self._body_bytes > self._limits.body_bytes:
             self.refuse(errors.body_too_large(self._limits.body_bytes))
+            return
+        request, bodies = self._receiving, self._limits.bodies
+        if request is not None and not bodies.take(request, len(data)):
+            self.refuse(bodies.full())
             return
         self._body.append(data)
 

@@ -19,7 +19,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
@@ -36,6 +36,7 @@ from forebay_router.judging import failure_at_end
 from forebay_router.metrics import ServiceStats
 from forebay_router.parsing import ParsedRequest, parse_request
 from forebay_router.placing import Place, Placing
+from forebay_router.protection import Admission, Protection
 from forebay_router.reading import Received
 from forebay_router.reply import Reply
 from forebay_router.sse import EventScanner
@@ -68,6 +69,7 @@ class Tools:
     """Counts of requests that name no known model."""
     explain: bool = True
     """Answer `x-forebay-explain: 1` with a header that tells the choice."""
+    protection: Protection = field(kw_only=True)
     tracing: "Tracing | None" = None
     """Makes spans; None when that is off."""
 
@@ -87,6 +89,8 @@ class Exchange:
     attempt: Attempt | None = None
     """The one that is being made."""
     last_place: Place | None = None
+    admission: Admission | None = None
+    """What it has taken of its key's limits."""
     trace: "RequestTrace | None" = None
     """Of a sampled request."""
     task: asyncio.Task[None] | None = None
@@ -146,6 +150,7 @@ class Exchange:
         if self.tools.tracing is not None:
             self.trace = self.tools.tracing.begin(received, self.request_id)
         parsed = self.parsed = parse_request(self.endpoint, received.fields, received.body)
+        self.tools.protection.check_model(received, parsed.model)
         rewriting.scrub(parsed)
         self.strip_usage = rewriting.ask_for_usage(parsed)
         record.model = parsed.model
@@ -159,6 +164,10 @@ class Exchange:
             self._enter(service)
 
     def _enter(self, service: Service) -> None:
+        """Take the request on, within its key's limits."""
+        self.admission = self.tools.protection.admit(
+            self.reply, self.parsed, service, lambda: self.attempt.answer if self.attempt else None
+        )
         self.service = service
         self.entered = True
         service.stats.arrived += 1
@@ -213,9 +222,7 @@ class Exchange:
         """
         if self.reply.content_begun or failure.reason is FailureReason.TOTAL_TIMEOUT or self.lost >= LOST_MAX:
             return False
-        return not isinstance(failure, WorkerRefusal) or self.tools.placing.possible(
-            self.service, self.parsed, self.tried
-        )
+        return not failure.answered or self.tools.placing.possible(self.service, self.parsed, self.tried)
 
     def _let_go(self) -> None:
         """The attempt is over, one way or another."""
@@ -231,8 +238,9 @@ class Exchange:
     def opened(self, answer: Answer) -> None:
         """Write what has come of an answer to the client, and have the rest written as it comes."""
         reply = self.reply
-        if reply.begun and answer.passing is not Passing.EVENTS:
-            raise WorkerFailure(FailureReason.WORKER_ERROR, f"the worker answered {answer.status} within a stream")
+        if reply.begun and not reply.takes(answer, self.record):
+            self._finish()
+            return
         if answer.passing is Passing.WHOLE and answer.complete:
             self._pass_whole(answer)
             return
@@ -246,6 +254,7 @@ class Exchange:
         reply.content_begun = answer.scanner is None or answer.scanner.data_seen
         if reply.content_begun:
             self.parsed.forget()
+            self.tools.protection.bodies.give_back(self.received)
         if answer.complete:
             self._end(answer)
             return
@@ -369,6 +378,7 @@ class Exchange:
         record = self.record
         record.ended_s = time.monotonic()
         record.status = self.reply.status or CLIENT_LEFT_STATUS
+        self.tools.protection.settle(self.admission, self.reply, record)
         if not self.entered:
             record.judged = False
             verdict = account(record, self.tools.unknown_stats, _NOT_JUDGED)
@@ -387,4 +397,5 @@ class Exchange:
                 verdict,
                 request_id=self.request_id,
                 path=self.received.path,
+                grant=self.received.grant,
             )

@@ -12,6 +12,7 @@ from forebay_router.endpoints import shape_of
 from forebay_router.errors import RequestRefused, refusal_body
 from forebay_router.reading import Received
 from forebay_router.table import Service, WorkerTable
+from forebay_router.tenancy.keys import Grant
 
 _JSON_LINES = b"content-type: application/json\r\n"
 
@@ -63,6 +64,7 @@ def write_refusal(client: ClientConnection, received: Received, refused: Request
         lines += b"retry-after: %d\r\n" % refused.retry_after_s
     if refused.allow is not None:
         lines += b"allow: %b\r\n" % refused.allow.encode()
+    lines += refused.lines
     client.whole(received, refused.status, lines, refusal_body(shape_of(received.path), refused))
 
 
@@ -113,13 +115,14 @@ class ModelList:
             del self.created[model]
         return list(made.values())
 
-    def body(self) -> bytes:
-        """The list."""
-        return orjson.dumps({"object": "list", "data": self.entries()})
+    def body(self, grant: Grant | None = None) -> bytes:
+        """The list, of what a key allows."""
+        entries = [entry for entry in self.entries() if grant is None or grant.allows(entry["id"])]
+        return orjson.dumps({"object": "list", "data": entries})
 
-    def one(self, model: str) -> bytes | None:
-        """One entry, or None for an unknown model."""
+    def one(self, model: str, grant: Grant | None = None) -> bytes | None:
+        """One entry, or None for an unknown model or one that a key does not allow."""
         for entry in self.entries():
-            if entry["id"] == model:
+            if entry["id"] == model and (grant is None or grant.allows(model)):
                 return orjson.dumps(entry)
         return None

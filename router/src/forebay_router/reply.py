@@ -10,9 +10,10 @@ It knows how far it has come, which decides what may still happen:
 from collections.abc import Callable
 
 from forebay_router import errors
+from forebay_router.accounting import Record
 from forebay_router.answer import Answer, Passing
 from forebay_router.client import ClientConnection
-from forebay_router.errors import FailureReason, RequestRefused, Shape
+from forebay_router.errors import FailureReason, RequestRefused, Shape, WorkerFailure
 from forebay_router.headers import returned_lines
 from forebay_router.reading import Received
 from forebay_router.replies import write_refusal
@@ -51,6 +52,39 @@ class Reply:
                 lines += b"cache-control: no-cache\r\n"
         length = None if self.events else answer.length
         self.chunked = self.client.begin(self.received, answer.status, lines, length)
+
+    def begin_early(self) -> None:
+        """Write the head of an event stream before there is an answer."""
+        self.begun = self.events = True
+        self.status = 200
+        lines = (
+            b"content-type: text/event-stream; charset=utf-8\r\ncache-control: no-cache\r\nx-accel-buffering: no\r\n"
+        )
+        self.chunked = self.client.begin(self.received, 200, lines + self.own_lines + self.explanation, None)
+
+    def comment(self, text: bytes) -> None:
+        """Write a comment where an event could stand."""
+        if not self.begun:
+            self.begin_early()
+        self.write(text)
+
+    def takes(self, answer: Answer, record: Record) -> bool:
+        """Whether an answer goes on a stream that has begun; raises WorkerFailure for one that another worker may do better.
+
+        A client error ends the stream, in the worker's own words.
+        """
+        if answer.passing is Passing.EVENTS and not answer.encoded:
+            return True
+        if not answer.complete or not 400 <= answer.status < 500:
+            raise WorkerFailure(FailureReason.WORKER_ERROR, f"the worker answered {answer.status} within a stream")
+        self._end_with_error(answer.take_buffered())
+        record.note_status(answer.status)
+        return False
+
+    def _end_with_error(self, body: bytes) -> None:
+        prefix = b"event: error\n" if self.shape is Shape.ANTHROPIC else b""
+        self.write(b"%bdata: %b\n\n" % (prefix, b" ".join(body.splitlines())))
+        self.end()
 
     @property
     def write_part(self) -> Callable[[bytes], None]:

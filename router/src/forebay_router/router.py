@@ -107,10 +107,10 @@ class Router:
                 )
             write_json(client, received, b'{"status":"ok"}', lines)
         elif path == MODELS_PATH:
-            write_json(client, received, self.models.body(), lines)
+            write_json(client, received, self.models.body(received.grant), lines)
         else:
             model = unquote_to_bytes(path[len(MODELS_PATH) + 1 :]).decode(errors="replace")
-            body = self.models.one(model)
+            body = self.models.one(model, received.grant)
             if body is None:
                 raise errors.unknown_model(model)
             write_json(client, received, body, lines)
@@ -128,6 +128,7 @@ class Router:
             now_s = time.monotonic()
             self.tools.upstreams.sweep([worker.peer for worker in self.table.workers.values()], now_s)
             self.table.wake_rested(now_s)
+            self.tools.protection.sweep(now_s, replicas=1 + len(self.mesh.peers.known) if self.mesh else 1)
             if self.connections is not None:
                 self.connections.sweep(now_s, idle_s=self.client_limits.idle_s, request_s=self.client_limits.request_s)
 

@@ -7,11 +7,13 @@ value ends the start with a sentence that names the flag (or variable) and what 
 import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from forebay_api.modelservice import Role
 from forebay_router.access_log import AccessLogMode
-from forebay_router.options import ENVIRONMENT_PREFIX, GROUPS, OPTIONS, HostPort, Option
+from forebay_router.options import ENVIRONMENT_PREFIX, GROUPS, OPTIONS, HostPort, Option, check_scheme
+from forebay_router.protection import ProtectionSettings, protection_settings
 from forebay_router.replicas import ReplicaSettings, read_replica_settings
 
 
@@ -23,6 +25,8 @@ class Settings:
     control: HostPort
     workers: tuple[tuple[str, Role], ...]
     """Static workers; empty with kubernetes."""
+    worker_file: Path | None
+    """Lists services and workers; None without it."""
     kubernetes: bool
     namespaces: tuple[str, ...]
     """Watched namespaces; empty is all of them."""
@@ -55,6 +59,7 @@ class Settings:
     """Of requests that bring no trace; None turns tracing off."""
     access_log: AccessLogMode
     log_level: str
+    protection: ProtectionSettings
     replica: ReplicaSettings
 
 
@@ -76,7 +81,8 @@ def build_parser() -> argparse.ArgumentParser:
     """The command line."""
     parser = argparse.ArgumentParser(
         prog="forebay-router",
-        usage="forebay-router (--kubernetes | --workers URL... | --prefill-workers URL... --decode-workers URL...) [options]",
+        usage="forebay-router (--kubernetes | --workers URL... | --prefill-workers URL... --decode-workers URL... | "
+        "--worker-file FILE) [options]",
         description=_DESCRIPTION,
         epilog=_EPILOG,
         allow_abbrev=False,
@@ -127,6 +133,7 @@ def _static_workers(values: Mapping[str, Any]) -> tuple[tuple[str, Role], ...]:
         for flag, given in (
             ("--workers", mixed),
             ("--prefill-workers with --decode-workers", prefill or decode),
+            ("--worker-file", values["worker_file"]),
             ("--kubernetes", values["kubernetes"]),
         )
         if given
@@ -134,12 +141,15 @@ def _static_workers(values: Mapping[str, Any]) -> tuple[tuple[str, Role], ...]:
     if len(kinds) != 1:
         stated = " and ".join(kinds) if kinds else "none"
         raise ValueError(
-            f"give exactly one of --workers, --prefill-workers with --decode-workers, --kubernetes; given: {stated}"
+            "give exactly one of --workers, --prefill-workers with --decode-workers, --worker-file, --kubernetes; "
+            f"given: {stated}"
         )
     if prefill and not decode:
         raise ValueError("--prefill-workers needs --decode-workers: add the workers that write the answers")
     if values["namespace"] and not values["kubernetes"]:
         raise ValueError("--namespace works with --kubernetes only: remove it, or add --kubernetes")
+    for url in (*mixed, *prefill, *decode):
+        check_scheme(url, tls=values["worker_ca_file"] is not None)
     roles = [(url, Role.MIXED) for url in mixed]
     roles += [(url, Role.PREFILL) for url in prefill] + [(url, Role.DECODE) for url in decode]
     return tuple(dict.fromkeys(roles))
@@ -156,6 +166,7 @@ def build_settings(values: Mapping[str, Any]) -> Settings:
         listen=values["listen"],
         control=values["control"],
         workers=workers,
+        worker_file=values["worker_file"],
         kubernetes=kubernetes,
         namespaces=values["namespace"],
         probe_interval_s=values["probe_interval"],
@@ -184,6 +195,7 @@ def build_settings(values: Mapping[str, Any]) -> Settings:
         trace_share=values["trace_share"],
         access_log=AccessLogMode(values["access_log"]),
         log_level=values["log_level"],
+        protection=protection_settings(values),
         replica=read_replica_settings(values),
     )
 

@@ -140,6 +140,7 @@ class EventScanner:
         "error",
         "first_content_s",
         "last_content_s",
+        "torn",
     )
 
     def __init__(
@@ -159,6 +160,8 @@ class EventScanner:
         """The prefill worker's count, which replaces the decode worker's; None leaves counts alone."""
         self.first_content_s: float | None = None
         self.last_content_s: float | None = None
+        self.torn = False
+        """A large event passed in pieces: what comes next may be within it."""
         self.data_seen = False
         """An event with data has passed: the answer has begun."""
         self.complete = dialect is Dialect.OPAQUE
@@ -224,7 +227,7 @@ class EventScanner:
         events, rest = split_events(block, searched)
         passed = b"".join([self._pass_event(event, now_s) for event in events])
         if len(rest) > HELD_MAX_BYTES:
-            self.data_seen = True
+            self.data_seen = self.torn = True
             return passed + rest
         self._held = rest
         return passed

@@ -27,6 +27,7 @@ from forebay_router.answer import Answer
 from forebay_router.errors import FailureReason, WorkerFailure
 from forebay_router.headers import Headers
 from forebay_router.peer import Peer
+from forebay_router.worker_access import WorkerAccess
 
 HEAD_MAX_BYTES = 128 * 1024
 """The most that is read of an answer whose head is not complete."""
@@ -288,6 +289,7 @@ class Upstreams:
 
     connect_timeout_s: float
     idle_s: float
+    access: WorkerAccess = field(default_factory=WorkerAccess)
     open: set[UpstreamConnection] = field(default_factory=set)
     """Every connection there is."""
     _openings: set[_Opening] = field(default_factory=set)
@@ -312,7 +314,7 @@ class Upstreams:
         try:
             async with asyncio.timeout(self.connect_timeout_s):
                 _, connection = await loop.create_connection(
-                    lambda: UpstreamConnection(peer, self), peer.host, peer.port
+                    lambda: UpstreamConnection(peer, self), **self.access.connecting(peer)
                 )
         except TimeoutError:
             message = f"{peer.name} did not accept a connection in {self.connect_timeout_s} s"
@@ -338,7 +340,8 @@ class Upstreams:
         collector = _Collector()
         answer = Answer(collector, now_s=time.monotonic())
         answer.collect_whole()
-        request = b"GET %b HTTP/1.1\r\n%baccept: application/json\r\n\r\n" % (path.encode(), peer.host_line)
+        head = b"GET %b HTTP/1.1\r\n%b%baccept: application/json\r\n\r\n"
+        request = head % (path.encode(), peer.host_line, self.access.authorization)
         self.send(peer, (request,), answer)
         try:
             async with asyncio.timeout(timeout_s):

@@ -1,7 +1,8 @@
-"""Workers from a list of addresses, without a cluster.
+"""Workers from a list of addresses, without a cluster: from flags, or from a file that may change.
 
 Each address is asked for /health and /v1/models, one loop a worker. A worker is ready while /health answers 200; the models it
-lists become services under the namespace `local`, one for each base model, with aliases and adapters as further names.
+lists become services under the namespace `local`, one for each base model, with aliases and adapters as further names. A file
+names the services itself (`worker_file`); what their workers list becomes their names.
 
 A refused connection or a 503 means that the engine is gone; when it comes back it is a new worker (a generation is part of its
 uid), which has lost its cache and its requests. A probe that times out or breaks may just have met a busy engine: after
@@ -14,6 +15,7 @@ told of yet is held, not refused.
 import asyncio
 import logging
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from urllib.parse import urlsplit
 
@@ -41,6 +43,12 @@ class Address:
 
     url: str
     role: Role
+    service: str | None = None
+    """The service that a file puts it in; None leaves it to the model it serves."""
+    pool: str = ""
+    """Its pool; named for the role when empty."""
+    kv_events_port: int | None = None
+    """Where it publishes KV events, with replays one port above; None where it does not."""
 
     @property
     def host(self) -> str:
@@ -61,6 +69,25 @@ class ServiceDefaults:
     timeouts: Timeouts
 
 
+@dataclass(frozen=True, slots=True)
+class StaticService:
+    """A service as a file describes it."""
+
+    models: tuple[str, ...]
+    """Names that are known before a worker tells them."""
+    pools: tuple[tuple[str, Role], ...]
+    defaults: ServiceDefaults
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """All that is configured."""
+
+    addresses: tuple[Address, ...]
+    services: Mapping[str, StaticService] = field(default_factory=dict)
+    """By name; empty where services follow from what workers serve."""
+
+
 @dataclass(slots=True)
 class _Known:
     """What is known of one address."""
@@ -74,6 +101,8 @@ class _Known:
     answered: bool = False
     misses: int = 0
     """Probes without an answer, in a row."""
+    watch: asyncio.Task[None] | None = None
+    """Probes it."""
 
 
 @dataclass(slots=True)
@@ -81,20 +110,63 @@ class StaticDiscovery:
     """Probes the configured addresses and keeps the table."""
 
     table: WorkerTable
-    addresses: tuple[Address, ...]
+    layout: Layout
     defaults: ServiceDefaults
     upstreams: Upstreams
     interval_s: float
-    kv_events_port: int | None = None
-    """Where every worker publishes KV events, with replays one port above; None where none does."""
     timeout_s: float = 2.0
     failures: int = 0
     """Failed probes so far."""
-    _known: list[_Known] = field(init=False)
+    _known: dict[Address, _Known] = field(default_factory=dict)
+    _tasks: asyncio.TaskGroup | None = None
+    """Of the probes, while they run."""
 
     def __post_init__(self) -> None:
-        """Nothing is known yet."""
-        self._known = [_Known(address, Peer(address.url, address.host, address.port)) for address in self.addresses]
+        """Nothing is known of the workers yet."""
+        self.take(self.layout)
+
+    def take(self, layout: Layout) -> None:
+        """Follow a changed list: workers that are no longer there get no further requests."""
+        self.layout = layout
+        for address in self._known.keys() - set(layout.addresses):
+            self._forget(self._known.pop(address))
+        for name in layout.services:
+            self.table.put_service(self._described(name), time.monotonic())
+        if layout.services:
+            for key in [key for key in self.table.services if key.name not in layout.services]:
+                self.table.drop_service(key)
+        for address in layout.addresses:
+            if address not in self._known:
+                known = self._known[address] = _Known(address, Peer(address.url, address.host, address.port))
+                if self._tasks is not None:
+                    known.watch = self._tasks.create_task(self._watch(known))
+
+    def _forget(self, known: _Known) -> None:
+        if known.watch is not None:
+            known.watch.cancel()
+        if known.uid is not None:
+            log.info("worker is listed no more", extra={"worker": known.address.url})
+            self.table.drop_worker(known.uid, time.monotonic())
+        known.peer.gone = True
+        self.upstreams.close_idle(known.peer)
+
+    def _described(self, name: str, cards: Cards = ()) -> ServiceSpec:
+        """A service of the file, with the names that its workers have told, and those that a new one tells."""
+        service, key = self.layout.services[name], ServiceKey(LOCAL_NAMESPACE, name)
+        known = self.table.services.get(key)
+        told = [worker.cards or () for worker in known.workers.values()] if known else []
+        names = [str(card["id"]) for one in (*told, cards) for card in one]
+        if not names and known is not None:
+            names = list(known.spec.models)  # its workers are exchanged: the new ones will tell
+        models = (*service.models, *names)
+        return ServiceSpec(
+            key=key,
+            models=tuple(dict.fromkeys(models)) or (name,),
+            objective=service.defaults.objective,
+            timeouts=service.defaults.timeouts,
+            created_s=known.spec.created_s if known else 0,
+            pools=service.pools,
+        )
 
     @property
     def synced(self) -> bool:
@@ -104,9 +176,11 @@ class StaticDiscovery:
     async def run(self) -> None:
         """Probe for ever."""
         async with asyncio.TaskGroup() as tasks:
+            self._tasks = tasks
             tasks.create_task(self._give_up_waiting())
-            for known in self._known:
-                tasks.create_task(self._watch(known))
+            for known in self._known.values():
+                known.watch = tasks.create_task(self._watch(known))
+            await asyncio.get_running_loop().create_future()  # a file may add workers at any time
 
     async def _give_up_waiting(self) -> None:
         await asyncio.sleep(GRACE_S)
@@ -120,7 +194,8 @@ class StaticDiscovery:
                 known.misses = 0
             except WorkerFailure as failure:
                 self.failures += 1
-                log.debug("probe of %s failed: %s", known.address.url, failure.message)
+                level = logging.DEBUG if known.misses or failure.refused else logging.WARNING
+                log.log(level, "probe of %s failed: %s", known.address.url, failure.message)
                 self._note_failure(known, failure)
             pause_s = self.interval_s if known.uid is not None else min(self.interval_s, pause_s * 1.5)
             await asyncio.sleep(pause_s)
@@ -158,40 +233,45 @@ class StaticDiscovery:
             known.uid = None
         if healthy:
             known.answered = True
-            if all(one.answered for one in self._known):
+            if all(one.answered for one in self._known.values()):
                 self.table.complete_now()
 
     def _add(self, known: _Known) -> None:
         assert known.cards is not None
         known.generation += 1
         uid = WorkerUid(f"{known.address.url}#{known.generation}")
-        key = self._put_service(known.cards)
+        key = self._put_service(known.address, known.cards)
+        port = known.address.kv_events_port
         spec = WorkerSpec(
             uid=uid,
             name=known.address.url,
             host=known.address.host,
             port=known.address.port,
             service=key,
-            pool=known.address.role.value.lower(),
+            pool=known.address.pool or known.address.role.value.lower(),
             role=known.address.role,
             state=WorkerState.READY,
-            kv_events_port=self.kv_events_port,
-            kv_replay_port=self.kv_events_port + 1 if self.kv_events_port else None,
+            kv_events_port=port,
+            kv_replay_port=port + 1 if port else None,
         )
         self.table.put_worker(spec, time.monotonic())
         self.table.workers[uid].cards = known.cards
         known.uid = uid
         log.info("worker is ready", extra={"worker": known.address.url, "service": str(key)})
 
-    def _put_service(self, cards: Cards) -> ServiceKey:
-        """The service of a worker's base model; names that it serves are added to the service's."""
+    def _put_service(self, address: Address, cards: Cards) -> ServiceKey:
+        """The service that a worker belongs to, else that of its base model; names that it serves are added to it."""
+        if address.service is not None:
+            described = self._described(address.service, cards)
+            self.table.put_service(described, time.monotonic())
+            return described.key
         base = next((card for card in cards if not card.get("parent")), cards[0])
         key = ServiceKey(LOCAL_NAMESPACE, str(base["id"]))
         known = self.table.services.get(key)
         models = dict.fromkeys(known.spec.models if known else ())
         models.update(dict.fromkeys(str(card["id"]) for card in cards))
         pools = dict(known.spec.pools if known else ())
-        pools.update({one.role.value.lower(): one.role for one in self.addresses})
+        pools.update({one.role.value.lower(): one.role for one in self.layout.addresses})
         created = base.get("created")
         self.table.put_service(
             ServiceSpec(

@@ -1,0 +1,1 @@
+"""Who may use the router, and how much of it: API keys, tenants, limits."""
