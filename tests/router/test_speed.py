@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay_router.backlog import Backlog
-from forebay_router.speed import ASSUMED, Line, Origin, PoolSpeed, Speed, chance_within
+from forebay_router.fitting import Line, chance_within
+from forebay_router.speed import ASSUMED, Origin, PoolSpeed, Speed
 
 
 def test_a_line_is_learnt_from_noisy_requests():

@@ -214,6 +214,7 @@ class Placing:
             cached=NOWHERE if look_up is None else look_up.cached,
             common_tokens=0 if look_up is None else look_up.common_tokens,
             objective=service.spec.objective,
+            displacement=None if look_up is None else look_up.displacement,
         )
 
     def _take(self, service: Service, demand: Demand, look_up: LookUp | None, *, visible: bool) -> Place | None:
@@ -226,17 +227,8 @@ class Placing:
         workers = self.table.workers
         worker = workers[choice.worker.uid]
         prefiller = worker if choice.prefill is None else workers[choice.prefill.uid]
-        trip = Trip(
-            service=str(service.spec.key),
-            prediction=choice.prediction,
-            look_up=look_up,
-            prefiller=prefiller.candidate.speed,
-            writer=worker.candidate.speed,
-            dispatch=None if look_up is None else self.index.sent(prefiller.spec.uid, look_up),
-            sent_s=now_s,
-            ahead_tokens=prefiller.load.backlog.tokens_left(prefiller.candidate.token_s, now_s),
-            in_flight=worker.load.requests + 1,
-        )
+        dispatch = None if look_up is None else self.index.sent(prefiller.spec.uid, look_up)
+        trip = Trip.begin(str(service.spec.key), choice, look_up, dispatch, now_s)
         take = self.table.take
         if choice.prefill is None:
             lease = take(worker, prompt_tokens=uncached, output_tokens=demand.output_tokens, visible=visible)
@@ -249,7 +241,9 @@ class Placing:
     def learn(self, place: Place | None, record: Record) -> None:
         """The request has ended, its last attempt on this place; None when there was none."""
         if place is not None:
-            learn(place.trip, record, self.index, in_flight=place.lease.worker.load.requests + 1)
+            load = place.lease.worker.load
+            in_flight = load.requests + 1
+            learn(place.trip, record, self.index, in_flight=in_flight, computed_tokens=load.backlog.computed_tokens)
 
     def unreachable(self, worker: Worker) -> None:
         """A worker refused a connection: leave it alone for a while, longer each time."""
