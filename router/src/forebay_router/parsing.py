@@ -12,7 +12,7 @@ from typing import Any
 import orjson
 
 from forebay_router import errors
-from forebay_router.endpoints import Dialect, Endpoint
+from forebay_router.endpoints import Endpoint
 from forebay_router.index.content import Content, content_of
 
 BYTES_PER_TOKEN = 4
@@ -43,7 +43,7 @@ class ParsedRequest:
     choices: int = 1
     """Answers asked for; token counts are their sum."""
     content: Content | None = None
-    """The prompt as the prefix index sees it, where workers cache it."""
+    """The prompt as the prefix index sees it; None where workers cache none, or where it is too short to matter."""
 
     def forget(self) -> None:
         """The answer has begun, so there is no second attempt: a long prompt need not be kept for the rest of the stream."""
@@ -73,14 +73,8 @@ def parse_request(endpoint: Endpoint, headers: Mapping[bytes, bytes], body: byte
         prompt_tokens=len(body) // BYTES_PER_TOKEN,
         output_tokens=_expected_output(fields),
         choices=_choices(fields),
-        content=_content(endpoint, fields, len(body)),
+        content=content_of(fields) if endpoint.prompted and len(body) >= CONTENT_MIN_BYTES else None,
     )
-
-
-def _content(endpoint: Endpoint, fields: dict[str, Any], body_bytes: int) -> Content | None:
-    if body_bytes < CONTENT_MIN_BYTES or endpoint.dialect is Dialect.OPAQUE:
-        return None
-    return content_of(fields)
 
 
 def _expected_output(fields: dict[str, Any]) -> int:
