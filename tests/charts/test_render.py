@@ -152,6 +152,7 @@ def test_router_replicas_find_each_other_and_nobody_else(helm: Helm, values: dic
     objects = helm.template(values)
     router = of_component(objects, "Deployment", "router")
     settings = parse_router(arguments_of(router), environment_of(router)).replica
+    assert settings.processes == values.get("router", {}).get("processes", 1)
     policies = [one for one in of_kind(objects, "NetworkPolicy") if one["metadata"]["name"].endswith("-router")]
     rules = {rule["ports"][0]["port"]: rule for one in policies for rule in one["spec"]["ingress"]}
     if not values.get("router", {}).get("mesh", {}).get("enabled", True):
@@ -260,7 +261,10 @@ def test_without_their_kind_monitors_are_left_out_and_the_notes_say_so(helm: Hel
         (VARIANTS["autoscaler off"], ["The autoscaler is off: set the number of workers with"]),
         (
             VARIANTS["load balancer and own autoscaling of the router"],
-            ["service/forebay-router 8080:8000 &"],
+            [
+                "service/forebay-router 8080:8000 &",
+                "WARNING: the router is reached from outside the cluster and asks for no key",
+            ],
         ),
     ],
     ids=["default", "named namespaces", "autoscaler off", "another port"],
@@ -305,6 +309,7 @@ REFUSALS = [
     ({"routers": {}}, "additional properties 'routers' not allowed"),
     ({"router": {"replica": 3}}, "at '/router': additional properties 'replica' not allowed"),
     ({"router": {"replicas": "3"}}, "at '/router/replicas': got string, want null or integer"),
+    ({"router": {"processes": 0}}, "at '/router/processes': minimum: got 0, want 1"),
     ({"operator": {"replicas": -1}}, "at '/operator/replicas': minimum: got -1, want 0"),
     ({"watchNamespaces": "team-a"}, "at '/watchNamespaces': got string, want array"),
     ({"watchNamespaces": ["Team A"]}, "at '/watchNamespaces/0': 'Team A' does not match pattern"),

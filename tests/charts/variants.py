@@ -137,6 +137,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
             }
         },
     },
+    "routers of several processes": {**PROMETHEUS, "router": {"processes": 4}},
     "routers apart": {
         **PROMETHEUS,
         "router": {"mesh": {"enabled": False}},

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from forebay_api.modelservice import Role
 from forebay_api.objective import Objective
 from forebay_router.choose import FIELD_MAX, Choice, Reason, Snapshot, choose
-from forebay_router.predicting import Candidate, Demand, Load
+from forebay_router.predicting import LOADED_MAX, Candidate, Demand, Displacement, Load
 from forebay_router.scoring import SLOW_START
 from forebay_router.speed import Origin, PoolSpeed, Seed, Speed
 
@@ -317,3 +317,43 @@ def test_a_thousand_workers_take_no_longer_than_forty():
     print(f"choose: 40 workers {few * 1e6:.0f} us, 1,000 workers {many * 1e6:.0f} us")
     assert many < 2 * few, "more memory is touched, no more work is done"
     assert many < 0.0005
+
+
+def test_an_adapter_that_is_not_loaded_costs_its_loading():
+    """Affinity of adapters is time: a little queue is waited for where it is loaded, a long one is not."""
+    loaded, other = candidate("a", 2, queued=500), candidate("b", 1)
+    loaded.adapters.use("french")
+    asked = demand(adapter="french")
+    assert chosen(asked, loaded, other).worker is loaded
+    assert chosen(demand(adapter="german"), loaded, other).worker is other
+    assert chosen(WHOLE, loaded, other).worker is other
+    loaded.load.backlog.add(2, 3000, 0.0, visible=True)
+    assert chosen(asked, loaded, other).worker is other
+
+
+def test_few_adapters_are_thought_to_be_loaded():
+    one = candidate("a")
+    for at in range(LOADED_MAX + 1):
+        one.adapters.use(f"adapter-{at}")
+    assert list(one.adapters) == [f"adapter-{at}" for at in range(1, LOADED_MAX + 1)]
+
+
+def test_what_is_pushed_out_of_a_cache_is_part_of_the_cost():
+    """A new prompt goes where what gives way has been idle for long, and where there is room at all."""
+    fresh, stale, roomy = (candidate(uid, 1) for uid in "abc")
+    victims = {"a": 990, "b": 100}
+    asked = demand(displacement=Displacement(300.0, 1000, victims))
+    assert chosen(asked, fresh, stale).worker is stale
+    assert chosen(asked, fresh, stale, roomy).worker is roomy
+    busy = candidate("c", 1, queued=4000)
+    assert chosen(asked, fresh, stale, busy).worker is stale
+
+
+def test_a_busy_worker_is_dear_before_it_has_a_queue():
+    """Work put on it delays more of those that come after."""
+    busy, calm = candidate("a", 1), candidate("b", 1)
+    for at in range(100):
+        busy.speed.traffic.note(at * 0.2, 0.12)
+        calm.speed.traffic.note(at * 0.2, 0.01)
+    snapshot = Snapshot.of([busy, calm])
+    assert all(choose(WHOLE, snapshot, Random(at), 20.0).worker is calm for at in range(20))

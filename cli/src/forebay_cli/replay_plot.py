@@ -39,13 +39,15 @@ def frontier(lines: Sequence[Line], target: float) -> str:
         if line.bound:
             axes.axvline(hours.mean, color=BOUND, linewidth=1, linestyle=(0, (1, 2)))
     axes.set_ylim(low - 0.02, 1.015)
-    axes.set_xlim(left=0)
-    axes.margins(x=0.18)
+    hours = [taken.mean for _, taken, _ in shown]
+    room = 0.12 * max(hours)
+    axes.set_xlim(min(hours) - room, max(hours) + 2.2 * room)  # names stand to the right of their points
     axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     axes.set_xlabel("GPU-hours")
     axes.set_title("Requests within the objective, against what it took", loc="left")
-    axes.text(0.995, target, f" target {target:.0%}", color=ALARM, fontsize=8, va="bottom", ha="right",
-              transform=axes.get_yaxis_transform())  # fmt: skip
+    axes.text(
+        0.01, target, f"target {target:.0%}", color=ALARM, fontsize=8, va="top", transform=axes.get_yaxis_transform()
+    )
     return _svg(figure, "frontier" + "".join(line.policy for line in lines))
 
 
@@ -73,7 +75,8 @@ def _point(axes: Axes, line: Line, hours: Interval, attained: Interval, low: flo
     axes.annotate(
         label,
         (hours.mean, height),
-        xytext=(7, -3),
+        xytext=(-5, 9) if line.bound else (8, -3),
+        ha="right" if line.bound else "left",
         textcoords="offset points",
         fontsize=9 if ours else 8,
         fontweight="bold" if ours else "normal",
@@ -91,7 +94,7 @@ def short_name(line: Line) -> str:
     routing, plus, scaling = line.policy.partition(" + ")
     if plus:
         return "bound" if line.bound else scaling
-    return routing
+    return f"static, {routing}"
 
 
 def course(line: Line, bound: Line | None, target: float) -> str:
@@ -111,7 +114,7 @@ def course(line: Line, bound: Line | None, target: float) -> str:
 def _workers(axes: Axes, found: Course, least: Course | None, minutes: Sequence[float]) -> None:
     asked = axes.twinx()
     asked.fill_between(minutes, found.arrivals_per_s, color="#dfe7eb", step="mid", linewidth=0)
-    asked.set_ylim(0, 1.25 * max([*found.arrivals_per_s, 1e-9]))
+    asked.set_ylim(0, 1.4 * max([*found.arrivals_per_s, 1e-9]))
     asked.set_ylabel("requests per second (grey)", color=FAINT, fontsize=8)
     asked.tick_params(colors=FAINT, labelsize=8, length=0)
     for side in asked.spines.values():
@@ -125,8 +128,7 @@ def _workers(axes: Axes, found: Course, least: Course | None, minutes: Sequence[
         axes.step(
             minutes, least.gpus, where="mid", color=BOUND, linewidth=1.1, linestyle=(0, (4, 2)), label="bound's GPUs"
         )
-    axes.set_ylim(bottom=0)
-    axes.margins(y=0.22)
+    axes.set_ylim(0, 1.25 * max([1.0, *found.gpus, *(least.gpus if least is not None else ())]))  # room for the legend
     axes.set_title("Its course, first seed", loc="left")
     axes.legend(loc="upper left", ncols=4, fontsize=8, frameon=False, labelcolor=INK)
 

@@ -38,6 +38,14 @@ def _prefix_gauges(router: Router, service: Service, labels: metrics.Labels) -> 
     yield metrics.MISSED_TOKENS, labels, known.missed_tokens if known else 0
 
 
+def _cache_gauges(
+    router: Router, kv_events: KvEvents, service: Service, labels: metrics.Labels
+) -> Iterator[metrics.Sample]:
+    counts = kv_events.states(service.workers.values(), router.tools.placing.index.audits)
+    for state, count in counts.items():
+        yield metrics.INDEX_WORKERS, (*labels, ("state", state.value)), count
+
+
 def _index_gauges(router: Router, kv_events: KvEvents) -> Iterator[metrics.Sample]:
     index, counts = router.tools.placing.index, kv_events.counts
     yield metrics.INDEX_BLOCKS, (), index.approximate.entries
@@ -48,6 +56,10 @@ def _index_gauges(router: Router, kv_events: KvEvents) -> Iterator[metrics.Sampl
     for kind in ("malformed", "gaps", "restarts", "holes"):
         yield metrics.KV_TROUBLES, (("kind", kind),), getattr(counts, kind)
     yield metrics.KV_TROUBLES, (("kind", "orphans"),), index.precise.orphans
+    if router.tools.placing.tokenizers is not None:
+        tokenised = router.tools.placing.tokenizers.counts
+        for result in ("exact", "late", "other"):
+            yield metrics.TOKENISED, (("result", result),), getattr(tokenised, result)
 
 
 def _mesh_gauges(mesh: Mesh | None) -> Iterator[metrics.Sample]:
@@ -90,12 +102,15 @@ def _gauges(router: Router, discovery: Discovery, kv_events: KvEvents) -> Iterat
                 labels = (*of_service, ("pool", pool), ("role", stats.role), ("state", state.value))
                 yield metrics.WORKERS, labels, count
         yield from _prefix_gauges(router, service, of_service)
+        yield from _cache_gauges(router, kv_events, service, of_service)
     yield from _index_gauges(router, kv_events)
     yield from _mesh_gauges(router.mesh)
     yield metrics.SYNCED, (), int(discovery.synced)
     yield metrics.CONNECTIONS, (), len(router.connections.live) if router.connections else 0
     yield metrics.LEASES, (), len(table.leases)
     yield metrics.DISCOVERY_ERRORS, (), discovery.failures
+    yield metrics.PROCESSES, (), 1
+    yield metrics.PROCESS_RESTARTS, (), 0
     yield from protection_samples(router.tools.protection)
 
 
@@ -254,8 +269,8 @@ class ControlServer(uvicorn.Server):
         yield
 
 
-def control_server(app: FastAPI, tls: ssl.SSLContext | None) -> ControlServer:
-    """A server for the control port, with TLS or without; it is given its socket when it is run."""
+def control_server(app: FastAPI, tls: ssl.SSLContext | None = None, *, path: str | None = None) -> ControlServer:
+    """A server for the control port, with TLS or without; it is given its socket when it runs, unless it makes a file."""
     factory = None if tls is None else lambda *_: tls
     config = uvicorn.Config(
         app,
@@ -264,5 +279,6 @@ def control_server(app: FastAPI, tls: ssl.SSLContext | None) -> ControlServer:
         lifespan="off",
         log_level="warning",
         ssl_context_factory=factory,
+        uds=path,
     )
     return ControlServer(config)

@@ -43,6 +43,8 @@ class Trip:
     """Requests on the worker that answers, this one included."""
     computed_tokens: int
     """Prompt tokens that the worker that answers will have computed, ever, when this request's first token comes."""
+    loads_adapter: bool = False
+    """The worker that computes the prompt has to load the adapter first, as far as is known."""
     prefilled_s: float | None = None
     """When prefill elsewhere ended."""
 
@@ -54,6 +56,11 @@ class Trip:
         worker, prefill = choice.worker, choice.prefill
         prefiller = worker if prefill is None else prefill
         prefiller.speed.traffic.note(now_s, prefiller.token_s * choice.prediction.uncached_tokens)
+        adapter = choice.demand.adapter
+        loads_adapter = adapter is not None and adapter not in prefiller.adapters
+        if adapter is not None:
+            prefiller.adapters.use(adapter)
+            worker.adapters.use(adapter)
         backlog = worker.load.backlog
         own_tokens = choice.prediction.uncached_tokens if prefill is None else 0
         return cls(
@@ -66,6 +73,7 @@ class Trip:
             now_s,
             worker.load.requests + 1,
             backlog.computed_tokens + backlog.tokens + own_tokens,
+            loads_adapter,
         )
 
     @property
@@ -102,6 +110,9 @@ def _learn_first_token(trip: Trip, record: Record) -> None:
     usage = record.usage
     if usage is not None and usage.prompt_tokens and usage.cached_tokens is not None:
         uncached = max(0.0, usage.prompt_tokens - usage.cached_tokens)
+    if trip.loads_adapter:
+        _learn_adapter(trip, record)
+        return
     tokens = trip.prediction.ahead_tokens + uncached
     prompts = trip.prediction.ahead_prompts
     if trip.split:
@@ -112,3 +123,11 @@ def _learn_first_token(trip: Trip, record: Record) -> None:
             trip.writer.pool.transfer.observe(usage.prompt_tokens, record.first_content_s - trip.prefilled_s)
     elif record.first_content_s is not None:
         trip.writer.saw_first_token(tokens, record.first_content_s - trip.sent_s, prompts)
+
+
+def _learn_adapter(trip: Trip, record: Record) -> None:
+    """What a first token took longer than with the adapter loaded. Of a pair it cannot be told whose load it was."""
+    if record.first_content_s is not None and not trip.split:
+        pool = trip.prefiller.pool
+        without_s = trip.prediction.ttft_s - pool.adapter_s
+        pool.saw_adapter(record.first_content_s - trip.sent_s - without_s)

@@ -2,10 +2,10 @@
 
 from enum import StrEnum
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import Generic, Protocol, Self, TypeVar
 
-if TYPE_CHECKING:
-    from forebay_router.table import Worker, WorkerTable
+Claimed = TypeVar("Claimed")
+"""What is claimed: a worker."""
 
 
 class LeaseEvent(StrEnum):
@@ -16,22 +16,32 @@ class LeaseEvent(StrEnum):
     RELEASED = "released"
 
 
-class Lease:
+class Ledger(Protocol[Claimed]):
+    """Who keeps the claims."""
+
+    def prefilled(self, lease: "Lease[Claimed]") -> None:
+        """The prompt of a claim's request is computed."""
+
+    def release(self, lease: "Lease[Claimed]") -> None:
+        """A claim ends."""
+
+
+class Lease(Generic[Claimed]):
     """A request's claim on a worker. Released once; a second release is a programming error."""
 
-    __slots__ = ("_table", "held", "number", "output_tokens", "prompt_tokens", "visible", "worker")
+    __slots__ = ("_ledger", "held", "number", "output_tokens", "prompt_tokens", "visible", "worker")
 
     def __init__(
         self,
-        table: "WorkerTable",
+        ledger: Ledger[Claimed],
         number: int,
-        worker: "Worker",
+        worker: Claimed,
         *,
         prompt_tokens: int,
         output_tokens: int,
         visible: bool,
     ) -> None:
-        self._table = table
+        self._ledger = ledger
         self.number = number
         self.worker = worker
         self.prompt_tokens = prompt_tokens
@@ -41,18 +51,12 @@ class Lease:
 
     def prefilled(self) -> None:
         """The first token came: its prompt is no longer work to do."""
-        if not self.prompt_tokens:
-            return
-        load = self.worker.candidate.load
-        load.backlog.computed(self.number, self._table.clock())
-        load.prompt_tokens -= self.prompt_tokens
-        self.prompt_tokens = 0
-        for hook in self._table.on_lease:
-            hook(self, LeaseEvent.PREFILLED)
+        if self.prompt_tokens:
+            self._ledger.prefilled(self)
 
     def release(self) -> None:
         """End the claim."""
-        self._table.release(self)
+        self._ledger.release(self)
 
     def __enter__(self) -> Self:
         return self

@@ -145,6 +145,15 @@ KV_TROUBLES = Family(
     "KV event streams: malformed messages, gaps that were replayed, restarts of engines, holes that were not filled, "
     "blocks whose parent was unknown.",
 )  # fmt: skip
+INDEX_WORKERS = Family(
+    _PREFIX + "cache_index_workers", Kind.GAUGE, (*_SERVICE, "state"),
+    "Workers by how their caches are known: precise (KV events are followed), lost (they are published and cannot be "
+    "followed), distrusted (they were wrong more often than what was sent), none (none are published, or not ready).",
+)  # fmt: skip
+TOKENISED = Family(
+    _PREFIX + "prompts_tokenised_total", Kind.COUNTER, ("result",),
+    "Prompts of models whose tokenizer is given: exact, late (given up waiting), other (only the engine can tokenise them).",
+)  # fmt: skip
 MESH_PEERS = Family(_PREFIX + "mesh_peers", Kind.GAUGE, (), "Other replicas and processes that are heard.")
 MESH_MESSAGES = Family(
     _PREFIX + "mesh_messages_total", Kind.COUNTER, ("direction",), "Messages to and from other replicas and processes."
@@ -165,6 +174,10 @@ MESH_EXPIRED = Family(
 )
 MESH_SILENCE = Family(
     _PREFIX + "mesh_silence_seconds", Kind.GAUGE, (), "Time since the peer that has been silent longest was heard."
+)
+PROCESSES = Family(_PREFIX + "processes", Kind.GAUGE, (), "Processes of this router that answer.")
+PROCESS_RESTARTS = Family(
+    _PREFIX + "process_restarts_total", Kind.COUNTER, (), "Processes that ended by themselves and were begun again."
 )
 
 _TENANT = ("tenant",)
@@ -205,7 +218,8 @@ FAMILIES = (
     PREDICTED_TOKENS, DELIVERED_TOKENS, MISSED_TOKENS, INDEX_BLOCKS, INDEX_RESETS, INDEX_FALLBACKS, KV_SUBSCRIPTIONS, KV_MESSAGES,
     KV_TROUBLES, TENANT_REQUESTS, TENANT_IN_FLIGHT, TENANT_TOKENS, TENANT_REFUSED, STRANGERS, API_KEYS, FILE_RELOADS,
     FILE_FAILURES, FILE_VALID, BODY_BYTES, BODIES_REFUSED, KEEP_ALIVES,
-    KV_TROUBLES, MESH_PEERS, MESH_MESSAGES, MESH_TROUBLES, MESH_LEASES, MESH_EXPIRED, MESH_SILENCE,
+    INDEX_WORKERS, TOKENISED,
+    MESH_PEERS, MESH_MESSAGES, MESH_TROUBLES, MESH_LEASES, MESH_EXPIRED, MESH_SILENCE, PROCESSES, PROCESS_RESTARTS,
 )  # fmt: skip
 
 

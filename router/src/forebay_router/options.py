@@ -106,6 +106,14 @@ def share(text: str) -> float:
     return value
 
 
+def model_folder(text: str) -> tuple[str, Path]:
+    """MODEL=FOLDER."""
+    model, separator, folder = text.partition("=")
+    if not separator or not model or not folder:
+        raise ValueError(f"{text!r} is not MODEL=FOLDER; write for example llama-3.1-8b=/etc/tokenizers/llama-3.1-8b")
+    return model, Path(folder)
+
+
 def one_of(*choices: str) -> Callable[[str], str]:
     """One of some words."""
 
@@ -156,6 +164,8 @@ GROUPS: tuple[tuple[str, tuple[Option, ...]], ...] = (
             Option("--worker-file", Path, None, "FILE", "services, pools and workers as YAML or JSON, followed as it changes"),
             Option("--namespace", str, None, "NAME", "with --kubernetes: watch these namespaces only (default: all)", many=True),
             Option("--kv-events-port", count, None, "PORT", "static workers publish KV events there, replays one above"),
+            Option("--tokenizer", model_folder, None, "MODEL=FOLDER",
+                   "tokenizer files of a model whose workers publish KV events: prompts are then matched exactly", many=True),
             Option("--probe-interval", duration_s, "1s", "TIME", "between health probes of a static worker"),
         ),
     ),
@@ -186,8 +196,9 @@ GROUPS: tuple[tuple[str, tuple[Option, ...]], ...] = (
         ),
     ),
     (
-        "Replicas",
+        "Processes and replicas",
         (
+            Option("--processes", count, "1", "N", "processes that share the port; one uses one core"),
             Option("--mesh", host_port, None, "HOST:PORT",
                    f"tell other replicas here what is sent where, such as 0.0.0.0:{MESH_PORT}"),
             Option("--peers", peer_address, None, "ADDRESS",

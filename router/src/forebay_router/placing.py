@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from random import Random
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from forebay_router import errors
 from forebay_router.accounting import Record
@@ -27,6 +27,9 @@ from forebay_router.predicting import Demand
 from forebay_router.rewriting import needs_one_worker
 from forebay_router.table import Service, ServiceKey, Worker, WorkerTable
 
+if TYPE_CHECKING:  # loaded where tokenizers are given only: it brings 20 MB
+    from forebay_router.tokens.tokenizers import Tokenizers
+
 FIRST_REST_S = 0.25
 """How long a worker that refused a connection is left alone; doubles with each further refusal."""
 LONGEST_REST_S = 8.0
@@ -36,9 +39,9 @@ LONGEST_REST_S = 8.0
 class Place:
     """The leases of one attempt. A context manager: every lease is released once, on any exit."""
 
-    lease: Lease
+    lease: Lease[Worker]
     """On the worker that answers the client."""
-    prefill: Lease | None
+    prefill: Lease[Worker] | None
     """On the worker that computes the prompt, when that is another one."""
     choice: Choice
     trip: Trip
@@ -90,6 +93,8 @@ class Placing:
     hold_limit: int
     hold_s: float
     """How long a request for an unknown model is held while the list of workers is incomplete."""
+    tokenizers: "Tokenizers | None" = None
+    """Turn prompts into tokens, for models whose tokenizer is known."""
     pending: Pending[Place] = field(init=False)
     _unknown: set["asyncio.Future[None]"] = field(default_factory=set)
 
@@ -98,8 +103,13 @@ class Placing:
         self.pending = Pending(limit=self.hold_limit, release=Place.release)
         self.table.on_change.append(self._on_change)
         self.table.on_complete.append(self._look_again)
-        self.table.on_added.append(lambda worker: self.index.add_worker(worker.spec.uid))
+        self.table.on_added.append(self._meet)
         self.table.on_gone.append(lambda worker: self.index.drop_worker(worker.spec.uid))
+
+    def _meet(self, worker: Worker) -> None:
+        spec = worker.spec
+        kv_tokens = worker.candidate.speed.pool.seed.kv_tokens
+        self.index.add_worker(spec.uid, f"{spec.service}/{spec.pool}", kv_tokens)
 
     def _on_change(self, service: Service) -> None:
         self.pending.wake(service)
@@ -152,7 +162,9 @@ class Placing:
     # -- places -------------------------------------------------------------------------------------------------------
 
     def place_now(self, service: Service, parsed: ParsedRequest, tried: frozenset[str]) -> Place | None:
-        """Leases for one attempt, if there is a worker for it and nobody waits for one."""
+        """Leases for one attempt, if there is a worker for it, nobody waits for one and its tokens need not be waited for."""
+        if self._wants_tokens(service, parsed):
+            return None
         look_up = self._look_up(service, parsed)
         if look_up is not None and not tried:
             self.index.arrived(str(service.spec.key), look_up)
@@ -163,6 +175,11 @@ class Placing:
 
     async def place(self, service: Service, parsed: ParsedRequest, tried: frozenset[str]) -> Place:
         """Leases for one attempt; raises RequestRefused when there is no worker within the hold time."""
+        if self.tokenizers is not None and self._wants_tokens(service, parsed):
+            await self.tokenizers.tell(parsed, service.spec.models)
+            place = self.place_now(service, parsed, tried)
+            if place is not None:
+                return place
         look_up = self._look_up(service, parsed)
         demand = self._demand(service, parsed, tried, look_up)
         visible, key = parsed.stream, service.spec.key
@@ -177,6 +194,9 @@ class Placing:
             timeout_s=service.spec.timeouts.hold_s,
             picky=bool(tried),
         )
+
+    def _wants_tokens(self, service: Service, parsed: ParsedRequest) -> bool:
+        return self.tokenizers is not None and self.tokenizers.wants(parsed, service.spec.models)
 
     def possible(self, service: Service, parsed: ParsedRequest, tried: frozenset[str]) -> bool:
         """Some worker could take another attempt now."""
@@ -215,6 +235,7 @@ class Placing:
             common_tokens=0 if look_up is None else look_up.common_tokens,
             objective=service.spec.objective,
             displacement=None if look_up is None else look_up.displacement,
+            adapter=None if parsed.model in {None, service.spec.models[0]} else service.adapter_of(parsed.model),
         )
 
     def _take(self, service: Service, demand: Demand, look_up: LookUp | None, *, visible: bool) -> Place | None:

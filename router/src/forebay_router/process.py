@@ -27,17 +27,19 @@ from pythonjsonlogger.json import JsonFormatter
 from forebay_api.objective import Objective
 from forebay_router.access_log import AccessLog
 from forebay_router.client import ClientConnections
-from forebay_router.control import control_app, control_server
+from forebay_router.control import ControlServer, control_app, control_server
 from forebay_router.discovery.source import Discovery
 from forebay_router.discovery.static import Address, Layout, ServiceDefaults, StaticDiscovery
 from forebay_router.discovery.worker_file import WorkerFile
 from forebay_router.index.approximate import ApproximateIndex
 from forebay_router.index.prefix_index import PrefixIndex
 from forebay_router.kv_events import KvEvents
+from forebay_router.listening import LISTEN_BACKLOG, address_of, bind
 from forebay_router.mesh.sockets import build_mesh
 from forebay_router.metrics import ServiceStats
 from forebay_router.options import HostPort
 from forebay_router.placing import Placing
+from forebay_router.processes.part import Part
 from forebay_router.protection import build_protection
 from forebay_router.reading import Limits
 from forebay_router.relay import Tools
@@ -48,11 +50,11 @@ from forebay_router.table import Timeouts, WorkerTable
 from forebay_router.upstream import Upstreams
 
 if TYPE_CHECKING:
+    from forebay_router.tokens.tokenizers import Tokenizers
     from forebay_router.tracing import Tracing
 
 log = logging.getLogger(__name__)
 
-LISTEN_BACKLOG = 2048
 GC_ALLOCATIONS = 20_000
 """Between two looks for garbage in cycles: a request makes about 100 objects, hardly any of them in a cycle."""
 
@@ -60,15 +62,17 @@ GC_ALLOCATIONS = 20_000
 def build_router(settings: Settings) -> Router:
     """The data plane, not listening yet."""
     table = WorkerTable(worker_limit=settings.worker_limit)
+    index = PrefixIndex(ApproximateIndex(settings.index_blocks))
     upstreams = Upstreams(connect_timeout_s=settings.connect_timeout_s, idle_s=settings.upstream_idle_s)
     protection = build_protection(settings.protection, upstreams.access)
     tools = Tools(
         placing=Placing(
             table=table,
-            index=PrefixIndex(ApproximateIndex(settings.index_blocks)),
+            index=index,
             rng=random.Random(),  # noqa: S311 - ties between workers
             hold_limit=settings.hold_limit,
             hold_s=settings.hold_timeout_s,
+            tokenizers=_load_tokenizers(settings, index),
         ),
         upstreams=upstreams,
         access_log=AccessLog(settings.access_log),
@@ -92,6 +96,18 @@ def build_router(settings: Settings) -> Router:
     )
     router.connections = ClientConnections(limits=limits, serve=router.serve)
     return router
+
+
+def _load_tokenizers(settings: Settings, index: PrefixIndex) -> "Tokenizers | None":
+    """The tokenizers that the settings name; ends the program with a sentence where one cannot be read."""
+    if not settings.tokenizers:
+        return None
+    from forebay_router.tokens.tokenizers import Tokenizers  # noqa: PLC0415 - loaded where it is used only: 0.1 s, 20 MB
+
+    try:
+        return Tokenizers.load(dict(settings.tokenizers), index.precise)
+    except ValueError as error:
+        raise SystemExit(f"forebay-router: --tokenizer: {error}") from error
 
 
 def build_tracing(share: float | None) -> "Tracing | None":
@@ -130,22 +146,6 @@ def build_discovery(settings: Settings, table: WorkerTable, tools: Tools) -> Dis
     return discovery
 
 
-def _bind(address: HostPort) -> socket.socket:
-    """A listening socket; the error of a port that is taken names the port."""
-    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
-    try:
-        return socket.create_server((address.host, address.port), family=family, backlog=LISTEN_BACKLOG)
-    except OSError as error:
-        raise SystemExit(
-            f"forebay-router: cannot listen on {address}: {error.strerror}; choose another port"
-        ) from error
-
-
-def _address(bound: socket.socket) -> HostPort:
-    name = bound.getsockname()
-    return HostPort(name[0], name[1])
-
-
 @dataclass(slots=True)
 class Process:
     """One running router."""
@@ -179,14 +179,13 @@ class Process:
         loop = asyncio.get_running_loop()
         connections = self.router.connections
         assert connections is not None
-        data_socket = _bind(self.settings.listen)
-        control_socket = _bind(self.settings.control)
-        self.listen_address, self.control_address = _address(data_socket), _address(control_socket)
-        protection = self.router.tools.protection
+        part, protection = self.settings.replica.part, self.router.tools.protection
+        data_socket = bind(self.settings.listen, shared=part is not None)
+        self.listen_address = address_of(data_socket)
         server = await loop.create_server(
             connections.make, sock=data_socket, backlog=LISTEN_BACKLOG, **protection.data_tls
         )
-        control = control_server(control_app(self.router, self.discovery, self.kv_events), protection.control_tls)
+        control, control_sockets = self._control(part)
         log.info("router listens", extra={"data": str(self.listen_address), "control": str(self.control_address)})
         async with asyncio.TaskGroup() as tasks:
             background = [
@@ -197,7 +196,7 @@ class Process:
             ]
             if self.router.mesh is not None:
                 background.append(tasks.create_task(self.router.mesh.run(), name="mesh"))
-            serving = tasks.create_task(control.serve(sockets=[control_socket]), name="control")
+            serving = tasks.create_task(control.serve(sockets=control_sockets), name="control")
             await self.stop.wait()
             await self._drain(server, connections)
             for task in background:
@@ -210,7 +209,18 @@ class Process:
         tools.upstreams.close()
         if tools.tracing is not None:
             await asyncio.to_thread(tools.tracing.close)
+        if tools.placing.tokenizers is not None:
+            tools.placing.tokenizers.close()
         await asyncio.sleep(0)
+
+    def _control(self, part: Part | None) -> tuple[ControlServer, list[socket.socket] | None]:
+        """The control port: TCP, or a socket file for the parent."""
+        app = control_app(self.router, self.discovery, self.kv_events)
+        if part is not None:
+            return control_server(app, path=part.control_path), None
+        bound = bind(self.settings.control)
+        self.control_address = address_of(bound)
+        return control_server(app, self.router.tools.protection.control_tls), [bound]
 
     async def _drain(self, server: asyncio.Server, connections: ClientConnections) -> None:
         """Steps 1 to 4 above."""
@@ -247,6 +257,17 @@ def set_up_logging(level: str) -> None:
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
 
 
+def _stop_with_parent(process: Process) -> None:
+    """Drain when standard input ends: it is a pipe from the parent."""
+    loop, pipe = asyncio.get_running_loop(), sys.stdin.fileno()
+
+    def parent_gone() -> None:
+        loop.remove_reader(pipe)
+        process.on_signal()
+
+    loop.add_reader(pipe, parent_gone)
+
+
 def run(settings: Settings) -> None:
     """Run a router until it is told to stop."""
     set_up_logging(settings.log_level)
@@ -258,6 +279,8 @@ def run(settings: Settings) -> None:
         gc.collect()
         gc.freeze()
         gc.set_threshold(GC_ALLOCATIONS, 20, 50)
+        if settings.replica.part is not None:
+            _stop_with_parent(process)
         await process.run()
 
     uvloop.run(main())

@@ -6,6 +6,7 @@ from typing import Any
 
 from forebay_api.names import MESH_PORT
 from forebay_router.options import HostPort
+from forebay_router.processes.part import Part
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +19,9 @@ class ReplicaSettings:
     peer_pods: str | None = None
     peer_namespace: str | None = None
     name: str | None = None
+    processes: int = 1
+    part: Part | None = None
+    """Which process this one is, where a parent began it."""
 
 
 def read_replica_settings(values: Mapping[str, Any]) -> ReplicaSettings:
@@ -37,4 +41,6 @@ def read_replica_settings(values: Mapping[str, Any]) -> ReplicaSettings:
         peer_pods=pods,
         peer_namespace=values["peer_namespace"],
         name=values["replica_name"],
+        processes=values["processes"],
+        part=Part.read(values["part"]) if values["part"] else None,
     )

@@ -40,9 +40,10 @@ def _cheapest(  # noqa: C901, PLR0912, PLR0915  (every call in this loop is paid
 ) -> Candidate | None:
     prompt, output, _, excluded, cached, common, objective, displacement, adapter = demand
     per_output = 1 / (output or 1)
-    lowest = inf
+    lowest = fewest = inf
     best: list[Candidate] = []
     pool = None
+    small = False  # nothing but the requests in flight and the queue tells equal workers apart
     for one in candidates:
         load, speed, limit = one.load, one.speed, one.limit
         requests = load.requests
@@ -57,7 +58,14 @@ def _cheapest(  # noqa: C901, PLR0912, PLR0915  (every call in this loop is paid
             base_s, token_s, prompt_s, step_s, growth_s, stall_s, (ttft_max_s, tpot_max_s), per_ttft, per_tpot = (
                 pool.terms(objective)
             )
-        factor = speed.first_token.value
+            small = not cached and adapter is None and prompt * token_s <= NOTHING_S
+            fewest = inf
+        factor, pace = speed.first_token.value, speed.output_token.value
+        if small and factor == pace == 1.0:
+            if requests > fewest:
+                continue
+            if not load.backlog.prompts:
+                fewest = requests
         to_compute = prompt
         if cached:
             held = cached.get(one.uid, 0)
@@ -84,7 +92,6 @@ def _cheapest(  # noqa: C901, PLR0912, PLR0915  (every call in this loop is paid
         cost = (ttft_s + later_s) * per_ttft
         tpot_s = 0.0
         if one.role is not _PREFILL:
-            pace = speed.output_token.value
             own_growth_s = growth_s * pace
             tpot_s = step_s * pace + own_growth_s * (requests + 1)
             cost += (tpot_s + requests * (to_compute * stall_s * pace * per_output + own_growth_s)) * per_tpot

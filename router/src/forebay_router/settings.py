@@ -13,6 +13,7 @@ from typing import Any
 from forebay_api.modelservice import Role
 from forebay_router.access_log import AccessLogMode
 from forebay_router.options import ENVIRONMENT_PREFIX, GROUPS, OPTIONS, HostPort, Option, check_scheme
+from forebay_router.processes.part import PART_VARIABLE
 from forebay_router.protection import ProtectionSettings, protection_settings
 from forebay_router.replicas import ReplicaSettings, read_replica_settings
 
@@ -44,6 +45,8 @@ class Settings:
     explain: bool
     kv_events_port: int | None
     """Of static workers."""
+    tokenizers: tuple[tuple[str, Path], ...]
+    """Model and the folder with its tokenizer files."""
     upstream_idle_s: float
     body_limit_bytes: int
     head_limit_bytes: int
@@ -181,6 +184,7 @@ def build_settings(values: Mapping[str, Any]) -> Settings:
         index_blocks=values["index_blocks"],
         explain=values["explain"] == "on",
         kv_events_port=values["kv_events_port"],
+        tokenizers=values["tokenizer"],
         upstream_idle_s=values["upstream_idle"],
         body_limit_bytes=values["body_limit"],
         head_limit_bytes=values["head_limit"],
@@ -208,6 +212,7 @@ def parse_settings(arguments: Sequence[str], environment: Mapping[str, str]) -> 
     try:
         values = {option.dest: _value(option, given[option.dest], environment) for option in OPTIONS}
         values["kubernetes"] = given["kubernetes"] or in_environment
+        values["part"] = environment.get(PART_VARIABLE)
         return build_settings(values)
     except ValueError as error:
         parser.error(str(error))

@@ -166,6 +166,10 @@ class PoolSpeed:
         )
         return terms
 
+    def saw_adapter(self, seconds: float) -> None:
+        """A first token came so much later, its adapter having to be loaded."""
+        self.adapter_s += (min(max(0.0, seconds), OUTLIER * self.adapter_s + 1.0) - self.adapter_s) / 8
+
     def changed(self) -> None:
         """A line has moved."""
         self._terms = None

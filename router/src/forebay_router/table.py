@@ -184,11 +184,11 @@ class WorkerTable:
     """Most requests in flight on one worker."""
     services: dict[ServiceKey, Service] = field(default_factory=dict)
     workers: dict[str, Worker] = field(default_factory=dict)
-    leases: dict[int, Lease] = field(default_factory=dict)
+    leases: dict[int, Lease[Worker]] = field(default_factory=dict)
     by_model: dict[str, Service] = field(default_factory=dict)
     on_change: list[Callable[[Service], None]] = field(default_factory=list)
     """Told when a service may have room that it had not: held requests look again."""
-    on_lease: list[Callable[[Lease, LeaseEvent], None]] = field(default_factory=list)
+    on_lease: list[Callable[[Lease[Worker], LeaseEvent], None]] = field(default_factory=list)
     on_added: list[Callable[[Worker], None]] = field(default_factory=list)
     on_gone: list[Callable[[Worker], None]] = field(default_factory=list)
     on_complete: list[Callable[[], None]] = field(default_factory=list)
@@ -320,7 +320,7 @@ class WorkerTable:
 
     # -- leases -------------------------------------------------------------------------------------------------------
 
-    def take(self, worker: Worker, *, prompt_tokens: int, output_tokens: int, visible: bool = True) -> Lease:
+    def take(self, worker: Worker, *, prompt_tokens: int, output_tokens: int, visible: bool = True) -> Lease[Worker]:
         """Claim a worker for a request, with the prompt tokens it has to compute. `visible`: its first token will be seen."""
         number = self._next_lease
         lease = Lease(self, number, worker, prompt_tokens=prompt_tokens, output_tokens=output_tokens, visible=visible)
@@ -337,7 +337,16 @@ class WorkerTable:
             hook(lease, LeaseEvent.TAKEN)
         return lease
 
-    def release(self, lease: Lease) -> None:
+    def prefilled(self, lease: Lease[Worker]) -> None:
+        """The first token came: its prompt is no longer work to do."""
+        load = lease.worker.candidate.load
+        load.backlog.computed(lease.number, self.clock())
+        load.prompt_tokens -= lease.prompt_tokens
+        lease.prompt_tokens = 0
+        for hook in self.on_lease:
+            hook(lease, LeaseEvent.PREFILLED)
+
+    def release(self, lease: Lease[Worker]) -> None:
         """End a claim."""
         assert lease.held, f"lease {lease.number} released twice"
         lease.held = False

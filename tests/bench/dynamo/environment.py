@@ -21,7 +21,7 @@ WITHOUT_DEPENDENCIES = (
 )
 DEPENDENCIES = ("pydantic", "numpy", "msgspec", "pyyaml", "filterpy", "pmdarima", "scipy", "scikit-learn", "pandas")
 """What replay and planner import; the whole list would bring torch and CUDA."""
-TIMEOUT_S = 900.0
+TIMEOUT_S = 3600.0
 
 
 def home() -> Path:

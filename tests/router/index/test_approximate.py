@@ -113,6 +113,34 @@ def test_an_answer_that_joins_the_prompt_says_nothing_of_the_bound():
     assert index.mirrors[0].bound_bytes == 8 * 1024
 
 
+def test_workers_of_a_pool_learn_their_size_together():
+    bound = Bound(4 * 1024)
+    index = ApproximateIndex(entries_max=10_000)
+    for uid in "ab":
+        index.add_worker(uid, bound)
+    for name in "wxyz":
+        index.record("a", apart(name))
+    sent = index.record("a", apart("w"))
+    index.correct("a", apart("w"), sent, delivered_bytes=0.0, slack_bytes=200)
+    assert bound.size_bytes == 4 * 1024 - CAUTION * 1024 / 2, "one of two"
+    for name in "wxyz":
+        index.record("b", apart(name))
+    assert index.match(apart("w"))["b"] < 1024
+    index.drop_worker("b")
+    assert bound.workers == 1
+
+
+def test_what_was_pushed_out_and_is_wanted_again_is_regretted():
+    index = index_of("a", "b", bound_bytes=20 * 1024)
+    names = [f"r{at}" for at in range(60)]
+    for name in names:
+        index.record("a", apart(name))
+    again = [index.record("b", apart(name)) for name in names[:20]]
+    assert sum(one.regretted_bytes for one in again) > 0, "a sample of it is known to nobody any more"
+    new = [index.record("b", apart(f"new{at}")) for at in range(20)]
+    assert sum(one.regretted_bytes for one in new) == 0
+
+
 def test_the_bound_finds_the_engines_capacity():
     """Whatever it starts from, predictions get to be right for a cache of 20 prompts under cyclic and skewed use."""
     for first in (inf, 1024.0, 500 * 1024.0):

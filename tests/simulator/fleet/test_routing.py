@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from functools import cache
 from random import Random
 
 import pytest
 
+from forebay_api.objective import Outcome
 from forebay_simulator.fleet.cache_replay import H100_8B_BLOCKS, RoundRobin, affinity, common_blocks, replay
 from forebay_simulator.fleet.report import scores_of
 from forebay_simulator.fleet.spec import EngineSpec
 from forebay_simulator.fleet.traces.files import read_mooncake
 from forebay_simulator.fleet.traces.generators import constant, hot_prefixes
+from forebay_simulator.fleet.traces.herds import Herd, herds
 from forebay_simulator.fleet.traces.scaling import MOONCAKE_TICK_S, jittered
 from forebay_simulator.fleet.traces.statistics import ideal_reuse
 from forebay_simulator.fleet.traces.trace import Trace
 
-from .fleets import mixed, run
+from .fleets import chats, mixed, run
 from .test_traces import DATA
 
 UNLIMITED = 400_000
@@ -102,3 +105,16 @@ def test_a_hot_prefix_does_not_pile_up_on_one_worker_under_bounded_loads():
     bounded = measured("chwbl", trace, workers=4)
     assert bounded.imbalance < 1.3
     assert bounded.hit_share > 0.9 * ideal
+
+
+@pytest.mark.parametrize("routing", ["forebay", "chwbl"])
+def test_a_herd_spreads_and_still_finds_its_prefix(routing):
+    """A hundred requests within two seconds begin alike: every worker computes that once, and none gets them all."""
+    traffic = chats(4, 20)
+    herd = Herd(size=100, within_s=2.0, prefix_blocks=8, own_tokens=(100, 300), output_tokens=(20, 40))
+    done = run(mixed(4), herds(traffic, herd, at_s=(8.0,), seed=1), routing=routing, seed=1)
+    agents = [job for job in done.jobs if job.arrival.block_ids]
+    assert max(Counter(job.worker for job in agents).values()) <= 0.5 * len(agents)
+    assert all(job.outcome is Outcome.FINISHED for job in done.jobs)
+    hit_share = sum(job.cached_tokens for job in agents) / sum(job.arrival.prompt_tokens for job in agents)
+    assert hit_share > 0.7  # 8 of some 8.4 blocks, less what comes while a worker computes them first

@@ -7,11 +7,12 @@
 Bytes and tokens. The approximate index counts bytes of content; a service's tokens per byte are learnt from the prompt tokens
 that answers tell (a quarter until the first one). What an answer delivered is put back into bytes by that answer's own ratio.
 
-The precise source needs token ids. A request that brings them is matched exactly; for any other the approximate source answers.
+The precise source needs token ids. A request that brings them, or whose text was turned into them (`tokens`), is matched exactly;
+for any other the approximate source answers.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from forebay_router.index.approximate import ApproximateIndex, Bound, Sent
@@ -85,8 +86,9 @@ class LookUp:
     """What the index says of one prompt."""
 
     content: Content
+    """Without its token ids, which are of no more use and may be megabytes."""
     prompt_tokens: int
-    """Estimate; exact where the client sent token ids."""
+    """Estimate; exact where token ids are known."""
     tokens_per_byte: float
     cached: Mapping[str, int]
     """Worker -> prompt tokens that it is thought to hold; workers that hold none are left out."""
@@ -156,12 +158,14 @@ class PrefixIndex:
         known = self.services.get(service)
         if known is None:
             known = self.services[service] = Known()
-        ratio = 1 / _TOKEN_ID_BYTES if content.token_ids is not None else known.tokens_per_byte
+        ratio = 1 / _TOKEN_ID_BYTES if content.of_ids else known.tokens_per_byte
+        if content.token_ids is not None and content.size_bytes:
+            ratio = len(content.token_ids) / content.size_bytes
         precise = NOWHERE
         if content.token_ids is not None and self.precise.ranks:
             precise = self.precise.match(content.token_ids, lora, content.salt)
         return LookUp(
-            content=content,
+            content=content if content.token_ids is None else replace(content, token_ids=None),
             prompt_tokens=round(content.size_bytes * ratio),
             tokens_per_byte=ratio,
             cached=self._cached(content, ratio, precise) if content.hashes or precise else NOWHERE,
@@ -221,7 +225,7 @@ class PrefixIndex:
         if prompt_tokens <= 0 or not content.size_bytes:
             return
         known = self.services[service]
-        if content.token_ids is None:
+        if not content.of_ids:
             known.note_ratio(prompt_tokens / content.size_bytes)
             bound = self.approximate.bound_of(dispatch.uid)
             if bound is not None:

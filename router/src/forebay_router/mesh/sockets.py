@@ -99,7 +99,7 @@ class Mesh:
             del self._uids[key]
         self.peers.claims.drop_worker(key, worker.load)
 
-    def _on_lease(self, lease: Lease, event: LeaseEvent) -> None:
+    def _on_lease(self, lease: Lease[Worker], event: LeaseEvent) -> None:
         if not self.peers.known:
             return  # a newcomer is told everything
         number = lease.number
@@ -111,7 +111,7 @@ class Mesh:
             self.outbox.note(Prefilled(number))
 
     @staticmethod
-    def _taken(lease: Lease, age_ms: int) -> Taken:
+    def _taken(lease: Lease[Worker], age_ms: int) -> Taken:
         key = worker_key(lease.worker.spec.uid)
         return Taken(lease.number, key, lease.prompt_tokens, lease.output_tokens, lease.visible, age_ms)
 
@@ -186,7 +186,7 @@ class Mesh:
         subscriber.set(zmq.MAXMSGSIZE, MESSAGE_MAX_BYTES)
         subscriber.subscribe(messages.TOPIC_FAMILY)
         if self.endpoints.bind is not None:
-            self.bound = _bind(publisher, self.endpoints.bind)
+            self.bound = bind_publisher(publisher, self.endpoints.bind)
         if self.endpoints.hub is not None:
             publisher.connect(self.endpoints.hub[0])
             subscriber.connect(self.endpoints.hub[1])
@@ -224,7 +224,7 @@ class Mesh:
                 self.table.room_made()
 
 
-def _bind(publisher: Any, address: str) -> str:
+def bind_publisher(publisher: Any, address: str) -> str:
     """Publish there; the error of a port that is taken names the port."""
     try:
         publisher.bind(address)
@@ -236,10 +236,13 @@ def _bind(publisher: Any, address: str) -> str:
 
 def build_mesh(settings: ReplicaSettings, table: WorkerTable, index: PrefixIndex) -> Mesh | None:
     """The mesh that the settings ask for; None for a router that is alone."""
-    if settings.mesh is None:
+    mesh, part = settings.mesh, settings.part
+    if mesh is None and part is None:
         return None
-    name = settings.name or f"{socket.gethostname()}:{settings.mesh.port}"
+    name = settings.name or (socket.gethostname() + (f":{mesh.port}" if mesh is not None else ""))
     addresses: PeerAddresses = ListedPeers(settings.peers)
     if settings.peer_pods and settings.peer_namespace:
         addresses = PodPeers(settings.peer_namespace, settings.peer_pods, own_pod=name)
-    return Mesh(table, index, Endpoints(f"tcp://{settings.mesh}"), addresses, name)
+    if part is not None:
+        return Mesh(table, index, Endpoints(None, part.hub), addresses, f"{name}/{part.number}")
+    return Mesh(table, index, Endpoints(f"tcp://{mesh}"), addresses, name)

@@ -200,7 +200,7 @@ def cell(line: Line, field: str, write: Callable[[float], str]) -> str:
 
 
 def over_bound(line: Line, lines: Sequence[Line]) -> float | None:
-    """By how much of the bound's GPU-hours a line takes more; None without a bound that meets what it is a bound of."""
+    """By how much of the bound's GPU-hours a line takes more; None for the bound itself, and without one."""
     bound = next((one for one in lines if one.bound), None)
     if bound is None or line.bound:
         return None
