@@ -392,10 +392,5 @@ class Exchange:
         if self.trace is not None:
             self.trace.end(record, verdict, str(self.service.spec.key) if self.entered else None)
         if self.tools.access_log.wants(record):
-            self.tools.access_log.write(
-                record,
-                verdict,
-                request_id=self.request_id,
-                path=self.received.path,
-                grant=self.received.grant,
-            )
+            path, grant = self.received.path, self.received.grant
+            self.tools.access_log.write(record, verdict, request_id=self.request_id, path=path, grant=grant)
