@@ -50,6 +50,7 @@ if TYPE_CHECKING:  # the SDK takes 0.2 s to import, and most routers do without 
 log = logging.getLogger(__name__)
 Waited = TypeVar("Waited")
 
+_TOO_LATE = frozenset({FailureReason.TOTAL_TIMEOUT, FailureReason.DEADLINE})
 LOST_MAX = 2
 """Workers whose connection may end under one request."""
 CLIENT_LEFT_STATUS = 499
@@ -179,9 +180,9 @@ class Exchange:
     def _place(self) -> None:
         """Find a worker, now or when there is one."""
         placing = self.tools.placing
-        place = placing.place_now(self.service, self.parsed, self.tried)
+        place = placing.place_now(self.service, self.parsed, self.received, self.tried)
         if place is None:
-            self._slowly(partial(placing.place, self.service, self.parsed, self.tried), self._ask)
+            self._slowly(partial(placing.place, self.service, self.parsed, self.received, self.tried), self._ask)
         else:
             self._ask(place)
 
@@ -200,8 +201,7 @@ class Exchange:
         attempt = self.attempt
         assert attempt is not None
         self.tried |= {attempt.asked.spec.uid}
-        if failure.reason is FailureReason.CONNECT:
-            self.tools.placing.unreachable(attempt.asked)
+        attempt.place.broke(attempt.asked, failure)
         if attempt.lost:
             self.lost += 1
         if self.trace is not None:
@@ -220,7 +220,7 @@ class Exchange:
         A worker that gave an error answer is only worth replacing by one that is there: else its answer is relayed. A worker
         that gave none is worth waiting for a successor.
         """
-        if self.reply.content_begun or failure.reason is FailureReason.TOTAL_TIMEOUT or self.lost >= LOST_MAX:
+        if self.reply.content_begun or failure.reason in _TOO_LATE or self.lost >= LOST_MAX:
             return False
         return not failure.answered or self.tools.placing.possible(self.service, self.parsed, self.tried)
 
@@ -229,8 +229,9 @@ class Exchange:
         attempt, self.attempt = self.attempt, None
         if attempt is not None:
             attempt.let_go()
-            if attempt.scanner is not None:
-                self._note_stream(attempt.scanner)
+            scanner = attempt.scanner
+            if scanner is not None:
+                self._note_stream(scanner)
 
     # -- passing on ---------------------------------------------------------------------------------------------------
 
@@ -277,13 +278,13 @@ class Exchange:
         record.streamed = False
         record.opened_s = answer.last_byte_s
         if answer.status == 200 and self.endpoint.judged and not answer.encoded:
-            facts = read_facts(body)
-            record.usage = facts.usage
+            usage, aborted = read_facts(body)
+            record.usage = usage
             cached_tokens = self.attempt.cached_tokens if self.attempt else None
-            if facts.usage and cached_tokens is not None and facts.usage.cached_tokens != cached_tokens:
-                record.usage = facts.usage._replace(cached_tokens=cached_tokens)
+            if usage and cached_tokens is not None and usage.cached_tokens != cached_tokens:
+                record.usage = usage._replace(cached_tokens=cached_tokens)
                 body = with_cached_tokens(body, cached_tokens)
-            if facts.aborted:
+            if aborted:
                 record.outcome, record.reason = Outcome.CUT_OFF, FailureReason.ABORTED
         self.reply.whole(answer, body)
         if record.outcome is None:
@@ -391,10 +392,5 @@ class Exchange:
         if self.trace is not None:
             self.trace.end(record, verdict, str(self.service.spec.key) if self.entered else None)
         if self.tools.access_log.wants(record):
-            self.tools.access_log.write(
-                record,
-                verdict,
-                request_id=self.request_id,
-                path=self.received.path,
-                grant=self.received.grant,
-            )
+            path, grant = self.received.path, self.received.grant
+            self.tools.access_log.write(record, verdict, request_id=self.request_id, path=path, grant=grant)

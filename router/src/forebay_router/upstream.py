@@ -24,6 +24,7 @@ from typing import cast
 import httptools
 
 from forebay_router.answer import Answer
+from forebay_router.collector import Collector
 from forebay_router.errors import FailureReason, WorkerFailure
 from forebay_router.headers import Headers
 from forebay_router.peer import Peer
@@ -72,9 +73,6 @@ class UpstreamConnection(asyncio.Protocol):
         self._paused = False
         self._request: Request = ()
         """What was sent on a reused connection, until the answer begins: it may have to be sent again."""
-        self._reset()
-
-    def _reset(self) -> None:
         self._at_boundary = False
         self._headers: Headers = []
         self._headers_complete = False
@@ -91,8 +89,9 @@ class UpstreamConnection(asyncio.Protocol):
         """Write a request; its answer goes to `answer`."""
         assert self.answer is None, "a connection carries one request at a time"
         assert self.transport is not None
-        if reused:
-            self._reset()
+        if reused:  # the rest is as new: the end of the last answer left it so
+            self._headers_complete = self._complete = self._bytes_seen = False
+            self._head_bytes = 0
             self._request = request
         self.answer = answer
         answer.carrier = self
@@ -268,23 +267,6 @@ class _Opening:
     resume = pause
 
 
-class _Collector:
-    """Waits for a complete answer."""
-
-    def __init__(self) -> None:
-        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-    def answer_opened(self, answer: Answer) -> None:  # noqa: ARG002 - opened is complete, for an answer that is collected
-        """It is there."""
-        if not self.done.done():
-            self.done.set_result(None)
-
-    def answer_ended(self, answer: Answer, failure: WorkerFailure | None) -> None:  # noqa: ARG002
-        """It will not come."""
-        if failure is not None and not self.done.done():
-            self.done.set_exception(failure)
-
-
 @dataclass(slots=True)
 class Upstreams:
     """Sends requests to workers over kept connections."""
@@ -339,11 +321,15 @@ class Upstreams:
 
     async def get(self, peer: Peer, path: str, *, timeout_s: float) -> Answer:
         """The complete answer to a GET; raises WorkerFailure."""
-        collector = _Collector()
-        answer = Answer(collector, now_s=time.monotonic())
-        answer.collect_whole()
         head = b"GET %b HTTP/1.1\r\n%b%baccept: application/json\r\n\r\n"
         request = head % (path.encode(), peer.host_line, self.access.authorization)
+        return await self.collect(peer, path, request, timeout_s)
+
+    async def collect(self, peer: Peer, path: str, request: bytes, timeout_s: float) -> Answer:
+        """The complete answer to a request of the router's own; raises WorkerFailure."""
+        collector = Collector()
+        answer = Answer(collector, now_s=time.monotonic())
+        answer.collect_whole()
         self.send(peer, (request,), answer)
         try:
             async with asyncio.timeout(timeout_s):
