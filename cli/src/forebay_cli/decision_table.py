@@ -57,7 +57,7 @@ def headline(record: Json) -> str:
     objective = policy["objective"]
     budget = policy.get("budget_gpus")
     parts = [
-        f"[bold]{escape('/'.join(decision['key']))}[/] ({decision['mode']}) at {record['at']}"
+        f"[bold]{escape('/'.join(decision['key']))}[/] ({decision['mode']}) at {record['at'][:19].replace('T', ' ')} UTC"
         + ("" if record["leading"] else " [yellow](by a replica that does not lead: it was not acted on)[/]"),
         f"objective: first token within {_number(objective['ttft_s'])} s, {_number(objective['tpot_s'] * 1000)} ms a token, "
         f"for {objective['target']:.1%} of requests"
