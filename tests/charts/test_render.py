@@ -261,7 +261,10 @@ def test_without_their_kind_monitors_are_left_out_and_the_notes_say_so(helm: Hel
         (VARIANTS["autoscaler off"], ["The autoscaler is off: set the number of workers with"]),
         (
             VARIANTS["load balancer and own autoscaling of the router"],
-            ["service/forebay-router 8080:8000 &"],
+            [
+                "service/forebay-router 8080:8000 &",
+                "WARNING: the router is reached from outside the cluster and asks for no key",
+            ],
         ),
     ],
     ids=["default", "named namespaces", "autoscaler off", "another port"],

@@ -1,5 +1,6 @@
 """Builders: the samples' manifests against golden files, and what must hold for every spec."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -134,13 +135,35 @@ def test_prefill_and_decode_speak_nixl_on_their_own_address_and_mixed_does_not()
         engine = engine_of(deployment)
         environment = {one["name"]: one.get("value") for one in engine["env"]}
         assert environment["VLLM_NIXL_SIDE_CHANNEL_HOST"] == "$(POD_IP)"
-        assert [port["name"] for port in engine["ports"]] == ["http", "nixl"]
+        assert [port["name"] for port in engine["ports"]] == ["http", "kv-events", "kv-replay", "nixl"]
         config = engine["args"][engine["args"].index("--kv-transfer-config") + 1]
         roles[deployment["metadata"]["name"]] = yaml.safe_load(config)["kv_role"]
     assert roles == {"chat-prefill": "kv_producer", "chat-decode": "kv_consumer"}
     mixed = engine_of(deployment_of())
     assert "--kv-transfer-config" not in mixed["args"]
-    assert [port["name"] for port in mixed["ports"]] == ["http"]
+    assert [port["name"] for port in mixed["ports"]] == ["http", "kv-events", "kv-replay"]
+
+
+@pytest.mark.parametrize(
+    ("host", "ranks", "endpoints", "named"),
+    [
+        ("0.0.0.0", 1, ["tcp://*:5557", "tcp://*:5558"], 5558),
+        ("0.0.0.0", 4, ["tcp://*:5557", "tcp://*:5561"], 5561),
+        ("$(POD_IP)", 1, ["tcp://*:0", "tcp://*:0"], 5558),
+    ],
+    ids=["one rank", "a port a rank", "pods that share a network"],
+)
+def test_every_worker_publishes_what_its_cache_holds(host, ranks, endpoints, named):
+    context = WorkerContext(host=host, probe_period_s=1, prestop_delay_s=5)
+    made = everything_for(model_service(pools=[pool("mixed", parallelism={"data": ranks})]), context=context)
+    engine = engine_of(next(one for one in made if one["kind"] == "Deployment"))
+    config = json.loads(engine["args"][engine["args"].index("--kv-events-config") + 1])
+    assert config["enable_kv_cache_events"] is True
+    assert config["publisher"] == "zmq"
+    assert [config["endpoint"], config["replay_endpoint"]] == endpoints
+    assert {"name": "VLLM_HOST_IP", "value": "$(POD_IP)"} in engine["env"]
+    ports = {port["name"]: port["containerPort"] for port in engine["ports"]}
+    assert (ports["kv-events"], ports["kv-replay"]) == (5557, named)
 
 
 def test_pod_ip_is_defined_before_what_refers_to_it():

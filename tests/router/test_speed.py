@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay_router.backlog import Backlog
-from forebay_router.speed import ASSUMED, Line, Origin, PoolSpeed, Speed, chance_within
+from forebay_router.fitting import Line, chance_within
+from forebay_router.speed import ASSUMED, Origin, PoolSpeed, Speed
 
 
 def test_a_line_is_learnt_from_noisy_requests():
@@ -124,3 +125,36 @@ def test_a_queue_never_loses_count(steps):
         assert queue.tokens == sum(one.tokens for one in queue.prompts.values())
         assert queue.wait_s(1e-3, now) >= 0
     assert ASSUMED.origin is Origin.ASSUMED
+
+
+def test_what_queued_prompts_cost_is_told_from_their_tokens():
+    """An engine that computes one prompt at a time, 5 ms each and 20 us a token."""
+    line, rng = Line(0.01, 1 / 20_000, 1024, 0.0, 4.0), Random(5)
+    for _ in range(300):
+        ahead = rng.randrange(6)
+        tokens = sum(rng.choice([50, 2000]) for _ in range(ahead + 1))
+        line.observe(tokens, 0.005 * (ahead + 1) + tokens * 20e-6, ahead)
+    assert line.slope == pytest.approx(20e-6, rel=0.1)
+    assert line.second == pytest.approx(0.005, rel=0.15)
+    assert line.at(100, 3) == pytest.approx(0.022, rel=0.1)
+
+
+@pytest.mark.parametrize("stall_s", [0.0, 30e-6])
+def test_whether_prompts_stall_their_neighbours_is_learnt(stall_s):
+    pool, rng = PoolSpeed(), Random(6)
+    worker = Speed(pool)
+    for _ in range(400):
+        sequences, beside = rng.randrange(1, 30), rng.choice([0, 500, 4000])
+        worker.saw_output(sequences, 0.008 + sequences * 1e-4 + beside / 50 * stall_s, tokens=50, beside=beside)
+    assert pool.output_token.second == pytest.approx(stall_s, abs=4e-6)
+    assert pool.output_token.slope == pytest.approx(1e-4, rel=0.3)
+
+
+def test_a_line_fits_short_prompts_though_long_ones_are_there():
+    """Relative errors count: 60,000 tokens take longer than a line says, and 20 tokens still take what they take."""
+    line, rng = Line(0.01, 1 / 20_000, 1024), Random(7)
+    for _ in range(500):
+        tokens = rng.choice([20, 500, 5000, 20_000, 60_000])
+        line.observe(tokens, 0.012 + tokens * 28e-6 + tokens**2 * 4e-10)
+    assert line.at(20) == pytest.approx(0.0126, rel=0.25)
+    assert line.at(20_000) == pytest.approx(0.73, rel=0.35)

@@ -1,11 +1,14 @@
 """Traces: what is sampled, what workers get, and the spans that come of it."""
 
+import gzip
 import json
 import logging
 from contextlib import asynccontextmanager
 from random import Random
 
 import pytest
+from aiohttp import web
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
@@ -148,6 +151,35 @@ async def test_each_attempt_is_a_span_and_the_failed_one_says_so(exporter):
         assert all(one.status.status_code is StatusCode.ERROR for one in failed)
         assert retried[0].attributes["forebay.worker"] == good.url
         assert retried[0].status.status_code is StatusCode.UNSET
+
+
+async def test_spans_reach_a_collector_where_the_standard_variables_say(monkeypatch):
+    """OTLP over HTTP, as the SDK sends it; what is left is sent when the router stops."""
+    bodies: list[bytes] = []
+
+    async def collect(request: web.Request) -> web.Response:
+        assert request.headers["authorization"] == "secret"
+        bodies.append(await request.read())
+        return web.Response(body=b"", content_type="application/x-protobuf")
+
+    collector = web.Application()
+    collector.router.add_post("/v1/traces", collect)
+    runner = web.AppRunner(collector)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    try:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{runner.addresses[0][1]}")
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "authorization=secret")
+        async with workers(hello) as [worker], traced(worker) as router:
+            await ask(router, chat(), headers={"traceparent": SAMPLED})
+    finally:
+        await runner.cleanup()
+    sent = ExportTraceServiceRequest()
+    sent.ParseFromString(b"".join(gzip.decompress(one) if one[:2] == b"\x1f\x8b" else one for one in bodies))
+    (resource,) = sent.resource_spans
+    spans = {one.name: one for scope in resource.scope_spans for one in scope.spans}
+    assert spans.keys() == {"POST /v1/chat/completions", "serve"}
+    assert all(one.trace_id.hex() == TRACE for one in spans.values())
 
 
 def test_the_service_name_is_ours_unless_the_environment_names_another(monkeypatch, exporter):

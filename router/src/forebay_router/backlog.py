@@ -1,4 +1,4 @@
-"""Prompt tokens that a worker still has to compute, and how long that will take. Pure.
+"""Prompts that a worker still has to compute, and how much is left of them. Pure.
 
 Requests are counted when they are sent, so a burst is seen before the worker has said anything. They are computed in the order
 in which they were sent (near enough: engines batch small ones). Two things move the queue on:
@@ -6,17 +6,17 @@ in which they were sent (near enough: engines batch small ones). Two things move
 - the first token of a streamed request: it and all before it are done, the next one begins now;
 - time, for requests whose first token cannot be seen (answers that are not streamed).
 
-    wait = seconds of all behind the head + |seconds of the head - time since it began|
+    left = all behind the head + the head x |1 - time since it began / its time|
 
 The head's part counts down while it is computed. A head that is overdue counts up again: the longer a worker has been silent
 beyond its time, the longer it will go on being so. That keeps new requests away from a worker that hangs.
 """
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True)
-class _Prompt:
+class _Prompt(NamedTuple):
     tokens: int
     sent_s: float
     visible: bool
@@ -33,6 +33,8 @@ class Backlog:
     """Sum of the queue."""
     began_s: float = 0.0
     """Monotonic time at which the head began, or the one before it ended."""
+    computed_tokens: int = 0
+    """Of all prompts that were ever computed here."""
 
     def add(self, lease: int, tokens: int, now_s: float, *, visible: bool) -> None:
         """A request was sent."""
@@ -45,7 +47,9 @@ class Backlog:
             return
         while True:
             head = next(iter(self.prompts))
-            self.tokens -= self.prompts.pop(head).tokens
+            tokens = self.prompts.pop(head)[0]
+            self.tokens -= tokens
+            self.computed_tokens += tokens
             if head == lease:
                 break
         self.began_s = now_s if self.prompts else 0.0
@@ -55,7 +59,7 @@ class Backlog:
         if lease not in self.prompts:
             return
         was_head = next(iter(self.prompts)) == lease
-        self.tokens -= self.prompts.pop(lease).tokens
+        self.tokens -= self.prompts.pop(lease)[0]
         if was_head:
             self.began_s = now_s if self.prompts else 0.0
 
@@ -64,21 +68,22 @@ class Backlog:
         prompt = self.prompts.get(lease)
         return 0.0 if prompt is None else max(0.0, now_s - prompt.sent_s)
 
-    def wait_s(self, token_s: float, now_s: float) -> float:
-        """Time until all of it is computed, at so many seconds a token."""
-        tokens, began_s = self.tokens, self.began_s
+    def left(self, token_s: float, now_s: float, prompt_s: float = 0.0) -> tuple[float, float]:
+        """(tokens, prompts) that are still to be computed, at so many seconds a token and a prompt."""
+        tokens, prompts, began_s = self.tokens, len(self.prompts), self.began_s
         for prompt in self.prompts.values():
             began_s = max(began_s, prompt.sent_s)
-            head_s = prompt.tokens * token_s
+            head_s = prompt.tokens * token_s + prompt_s
             elapsed_s = now_s - began_s
             tokens -= prompt.tokens
+            prompts -= 1
             if prompt.visible or elapsed_s < head_s:
-                return tokens * token_s + abs(head_s - elapsed_s)
+                share = abs(1 - elapsed_s / head_s) if head_s > 0 else 0.0
+                return tokens + prompt.tokens * share, prompts + share
             began_s += head_s
-        return 0.0
+        return 0.0, 0.0
 
-    def tokens_left(self, token_s: float, now_s: float) -> float:
-        """Prompt tokens that are still to be computed, the head's computed part left out."""
-        if not self.prompts:
-            return 0.0
-        return self.tokens if token_s <= 0 else min(float(self.tokens), self.wait_s(token_s, now_s) / token_s)
+    def wait_s(self, token_s: float, now_s: float, prompt_s: float = 0.0) -> float:
+        """Time until all of it is computed."""
+        tokens, prompts = self.left(token_s, now_s, prompt_s)
+        return tokens * token_s + prompts * prompt_s

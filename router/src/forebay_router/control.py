@@ -17,7 +17,7 @@ import uvicorn
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
 
-from forebay_router import errors, metrics
+from forebay_router import errors, metrics, showing
 from forebay_router.discovery.source import Discovery
 from forebay_router.endpoints import ENDPOINTS
 from forebay_router.explaining import explain_request
@@ -38,6 +38,14 @@ def _prefix_gauges(router: Router, service: Service, labels: metrics.Labels) -> 
     yield metrics.MISSED_TOKENS, labels, known.missed_tokens if known else 0
 
 
+def _cache_gauges(
+    router: Router, kv_events: KvEvents, service: Service, labels: metrics.Labels
+) -> Iterator[metrics.Sample]:
+    counts = kv_events.states(service.workers.values(), router.tools.placing.index.audits)
+    for state, count in counts.items():
+        yield metrics.INDEX_WORKERS, (*labels, ("state", state.value)), count
+
+
 def _index_gauges(router: Router, kv_events: KvEvents) -> Iterator[metrics.Sample]:
     index, counts = router.tools.placing.index, kv_events.counts
     yield metrics.INDEX_BLOCKS, (), index.approximate.entries
@@ -48,6 +56,10 @@ def _index_gauges(router: Router, kv_events: KvEvents) -> Iterator[metrics.Sampl
     for kind in ("malformed", "gaps", "restarts", "holes"):
         yield metrics.KV_TROUBLES, (("kind", kind),), getattr(counts, kind)
     yield metrics.KV_TROUBLES, (("kind", "orphans"),), index.precise.orphans
+    if router.tools.placing.tokenizers is not None:
+        tokenised = router.tools.placing.tokenizers.counts
+        for result in ("exact", "late", "other"):
+            yield metrics.TOKENISED, (("result", result),), getattr(tokenised, result)
 
 
 def _mesh_gauges(mesh: Mesh | None) -> Iterator[metrics.Sample]:
@@ -90,6 +102,8 @@ def _gauges(router: Router, discovery: Discovery, kv_events: KvEvents) -> Iterat
                 labels = (*of_service, ("pool", pool), ("role", stats.role), ("state", state.value))
                 yield metrics.WORKERS, labels, count
         yield from _prefix_gauges(router, service, of_service)
+        yield from showing.samples(router.tools.placing, service, of_service)
+        yield from _cache_gauges(router, kv_events, service, of_service)
     yield from _index_gauges(router, kv_events)
     yield from _mesh_gauges(router.mesh)
     yield metrics.SYNCED, (), int(discovery.synced)
@@ -150,7 +164,7 @@ def _worker_state(router: Router, worker: Worker, now_s: float) -> dict[str, Any
         "role": spec.role.value,
         "revision": spec.revision,
         "state": spec.state.value,
-        "resting": worker.resting_until_s > 0,
+        "health": showing.health_state(worker.health, now_s),
         "requests": worker.load.requests,
         "prompt_tokens": worker.load.prompt_tokens,
         "output_tokens": worker.load.output_tokens,
@@ -174,6 +188,7 @@ def _service_state(router: Router, service: Service, now_s: float) -> dict[str, 
         },
         "in_flight": service.stats.in_flight,
         "pending": service.stats.pending,
+        "queue": showing.queue_state(router.tools.placing, service, now_s),
         "prompt_tokens_per_byte": round(known.tokens_per_byte, 4) if known else None,
         "workers": [_worker_state(router, worker, now_s) for worker in service.workers.values()],
     }

@@ -73,16 +73,20 @@ class Followed(Generic[Value]):
             return
         self._mark = mark
         try:
-            value = await asyncio.to_thread(self.read)
+            self.take(await asyncio.to_thread(self.read))
         except BadFileError as error:
-            self.valid = False
-            self.failures += 1
-            log.error("a changed file is not used, what it held before stays in force: %s", error)
-            return
-        self.take(value)
-        self.valid = True
-        self.reloads += 1
-        log.info("a changed file is in force", extra={"file": self.kind.value})
+            self._failed(str(error))
+        except Exception as error:  # noqa: BLE001 - the boundary of a loop that must outlive what it reads
+            self._failed(f"{self.kind.value}: {type(error).__name__}")  # its text may hold what the file holds
+        else:
+            self.valid = True
+            self.reloads += 1
+            log.info("a changed file is in force", extra={"file": self.kind.value})
+
+    def _failed(self, why: str) -> None:
+        self.valid = False
+        self.failures += 1
+        log.error("a changed file is not used, what it held before stays in force: %s", why)
 
     def _look(self) -> Mark:
         try:

@@ -1,23 +1,29 @@
 """KV events over ZeroMQ: from each worker that publishes them into the precise index.
 
-For each worker with a kv-events port, and each of its data-parallel ranks (which the engine lists at /kv_event_sources; older
-engines are taken to have one), a SUB socket follows the events and a DEALER socket asks for what was missed. `index.feed` decides
-what is applied; here are only sockets.
+For each ready worker with a kv-events port, and each of its data-parallel ranks, a SUB socket follows the events and a DEALER
+socket asks for what was missed. Where they are the engine lists at /kv_event_sources; one that has no such path (404) is taken to
+have one rank, at the ports that are known of it. `index.feed` decides what is applied; here are only sockets.
 
     connection made      ask for a replay from the start: what was stored before
     gap                  ask for a replay of what is missing; live messages wait meanwhile
-    connection broken    everything known of the rank is forgotten: the engine may come back as another one
+    connection broken    everything known of the worker is forgotten, and it is asked anew where it publishes: the engine may
+                         have come back as another one, on other ports
     restart              the replay under way, if any, is of the old engine: dropped
 
-ZeroMQ reconnects by itself; a replay that stalls for `REPLAY_IDLE_S` is given up; a rank whose sockets fail is begun again after
-a pause that doubles. Queues are bounded: `QUEUE_MAX` messages in the socket, then the engine drops and a gap shows it. The loop
-is given back after every message, since a long prompt's event takes about a millisecond.
+No events may mean nothing to do or a feed that is cut. Heartbeats tell: a peer that does not answer within `HEARTBEAT_TIMEOUT_S`
+counts as a broken connection, so a cut feed is known after `HEARTBEAT_S` more at the latest, and the worker is judged by what it
+was sent until it is followed again. A feed that lies in any other way is found by the audit.
+
+A replay that stalls for `REPLAY_IDLE_S` is given up; a worker that cannot be followed is tried again after a pause that doubles.
+Queues are bounded: `QUEUE_MAX` messages in the socket, then the engine drops and a gap shows it. The loop is given back after
+every message, since a long prompt's event takes about a millisecond.
 """
 
 import asyncio
-import contextlib
 import logging
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -27,10 +33,11 @@ import zmq.asyncio
 from zmq.utils.monitor import recv_monitor_message
 
 from forebay_router.errors import WorkerFailure
+from forebay_router.index.audit import Audit
 from forebay_router.index.events import MalformedBatchError, decode_batch
 from forebay_router.index.feed import Feed
 from forebay_router.index.precise import PreciseIndex
-from forebay_router.table import Worker, WorkerTable
+from forebay_router.table import Worker, WorkerSpec, WorkerState, WorkerTable
 from forebay_router.upstream import Upstreams
 
 log = logging.getLogger(__name__)
@@ -40,6 +47,9 @@ REPLAY_IDLE_S: Final = 5.0
 SOURCES_TIMEOUT_S: Final = 2.0
 FIRST_PAUSE_S: Final = 0.5
 LONGEST_PAUSE_S: Final = 30.0
+CONNECT_TIMEOUT_S: Final = 10.0
+HEARTBEAT_S: Final = 5.0
+HEARTBEAT_TIMEOUT_S: Final = 10.0
 END_OF_REPLAY: Final = b"\xff" * 8
 
 
@@ -55,7 +65,7 @@ class Source:
 
 
 def read_sources(body: bytes, host: str) -> tuple[Source, ...]:
-    """The ranks that an engine lists, under the worker's address; ones that connect by themselves are left out."""
+    """The ranks that an engine lists, under the worker's address: what an engine has bound may be an address of its own."""
     try:
         told = orjson.loads(body)
     except orjson.JSONDecodeError:
@@ -84,6 +94,27 @@ def _bracketed(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
+class CacheState(StrEnum):
+    """How a worker's cache is known."""
+
+    PRECISE = "precise"
+    """Its events are followed."""
+    LOST = "lost"
+    """It publishes events and they cannot be followed."""
+    DISTRUSTED = "distrusted"
+    """Its events were wrong more often than what was sent to it."""
+    NONE = "none"
+    """It publishes none, or is not ready."""
+
+
+def _cache_state(spec: WorkerSpec, audit: Audit | None, *, followed: bool) -> CacheState:
+    if spec.kv_events_port is None or spec.state is not WorkerState.READY:
+        return CacheState.NONE
+    if not followed:
+        return CacheState.LOST
+    return CacheState.DISTRUSTED if audit is not None and audit.distrusted else CacheState.PRECISE
+
+
 @dataclass(slots=True)
 class Counts:
     """For the metrics; sums over all workers since the start."""
@@ -105,26 +136,44 @@ class KvEvents:
     counts: Counts = field(default_factory=Counts)
     connected: set[tuple[str, int]] = field(default_factory=set)
     """Worker and rank of every subscription that stands."""
+    heartbeat_s: float = HEARTBEAT_S
+    heartbeat_timeout_s: float = HEARTBEAT_TIMEOUT_S
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
+    _awaited: bool = False
+    """Some worker that publishes has not been ready yet."""
 
     def __post_init__(self) -> None:
         """Listen to the table."""
         self.table.on_added.append(lambda _worker: self._changed.set())
         self.table.on_gone.append(lambda _worker: self._changed.set())
+        self.table.on_change.append(lambda _service: self._changed.set() if self._awaited else None)
+
+    def states(self, workers: Iterable[Worker], audits: Mapping[str, Audit]) -> dict[CacheState, int]:
+        """Workers by how their caches are known."""
+        followed = {uid for uid, _ in self.connected}
+        counts = dict.fromkeys(CacheState, 0)
+        for worker in workers:
+            counts[_cache_state(worker.spec, audits.get(worker.spec.uid), followed=worker.spec.uid in followed)] += 1
+        return counts
 
     async def run(self) -> None:
-        """Follow for ever."""
+        """Follow for ever. A worker that was ready once is followed until it is gone."""
         context = zmq.asyncio.Context()
         following: dict[str, asyncio.Task[None]] = {}
         try:
             async with asyncio.TaskGroup() as tasks:
                 while True:
                     self._changed.clear()
-                    wanted = {uid: one for uid, one in self.table.workers.items() if one.spec.kv_events_port}
-                    for uid in following.keys() - wanted.keys():
+                    workers = self.table.workers
+                    for uid in following.keys() - workers.keys():
                         following.pop(uid).cancel()
-                    for uid in wanted.keys() - following.keys():
-                        following[uid] = tasks.create_task(self._follow(context, wanted[uid]), name=f"kv events {uid}")
+                    unfollowed = [
+                        one for uid, one in workers.items() if one.spec.kv_events_port and uid not in following
+                    ]
+                    ready = [one for one in unfollowed if one.spec.state is WorkerState.READY]
+                    self._awaited = len(ready) < len(unfollowed)
+                    for one in ready:
+                        following[one.spec.uid] = tasks.create_task(self._follow(context, one))
                     await self._changed.wait()
         finally:
             context.destroy(linger=0)
@@ -133,24 +182,25 @@ class KvEvents:
         """One worker, until it is gone."""
         pause_s = FIRST_PAUSE_S
         while True:
+            subscriptions: list[Subscription] = []
             try:
-                sources = await self._sources(worker)
+                subscriptions += [Subscription(self, context, worker, one) for one in await self._sources(worker)]
                 async with asyncio.TaskGroup() as tasks:
-                    for source in sources:
-                        tasks.create_task(Subscription(self, context, worker, source).run())
-                pause_s = FIRST_PAUSE_S
-            except* (zmq.ZMQError, OSError) as errors:
+                    for one in subscriptions:
+                        tasks.create_task(one.run())
+            except* (zmq.ZMQError, OSError, WorkerFailure) as errors:
                 log.warning("kv events of a worker fail: %r", errors.exceptions, extra={"worker": worker.spec.name})
+            if any(one.stood for one in subscriptions):
+                pause_s = FIRST_PAUSE_S
             await asyncio.sleep(pause_s)
             pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
 
     async def _sources(self, worker: Worker) -> tuple[Source, ...]:
-        """Where a worker publishes: as it says, else by its ports."""
+        """Where a worker publishes: as it says, else by its ports. Raises WorkerFailure for one that does not answer."""
         spec = worker.spec
-        with contextlib.suppress(WorkerFailure):
-            answer = await self.upstreams.get(worker.peer, "/kv_event_sources", timeout_s=SOURCES_TIMEOUT_S)
-            if answer.status == 200 and (sources := read_sources(answer.take_buffered(), spec.host)):
-                return sources
+        answer = await self.upstreams.get(worker.peer, "/kv_event_sources", timeout_s=SOURCES_TIMEOUT_S)
+        if answer.status == 200 and (sources := read_sources(answer.take_buffered(), spec.host)):
+            return sources
         host = _bracketed(spec.host)
         replay = f"tcp://{host}:{spec.kv_replay_port}" if spec.kv_replay_port else None
         return (Source(0, f"tcp://{host}:{spec.kv_events_port}", replay),)
@@ -165,6 +215,8 @@ class Subscription:
         self.source = source
         self.uid = str(worker.spec.uid)
         self.name = worker.spec.name
+        self.stood = False
+        """The connection has been made."""
         self.feed = Feed(apply=self._apply, forget=self._forget)
         self._replay: asyncio.Task[None] | None = None
 
@@ -182,13 +234,15 @@ class Subscription:
         self.owner.index.forget_rank(self.uid, self.source.rank)
 
     async def run(self) -> None:
-        """Subscribe until cancelled; what was known is forgotten at the end."""
+        """Subscribe until cancelled; what was known is forgotten at the end. Raises ConnectionError when it breaks."""
         socket = self.context.socket(zmq.SUB)
         try:
             socket.set(zmq.RCVHWM, QUEUE_MAX)
             socket.set(zmq.LINGER, 0)
+            socket.set(zmq.HEARTBEAT_IVL, round(self.owner.heartbeat_s * 1e3))
+            socket.set(zmq.HEARTBEAT_TIMEOUT, round(self.owner.heartbeat_timeout_s * 1e3))
             socket.subscribe(b"")
-            monitor = socket.get_monitor_socket(zmq.EVENT_CONNECTED | zmq.EVENT_DISCONNECTED)
+            monitor = socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
             socket.connect(self.source.events)
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._watch(monitor, tasks))
@@ -201,16 +255,18 @@ class Subscription:
 
     async def _watch(self, monitor: Any, tasks: asyncio.TaskGroup) -> None:
         """Hear of the connection's state."""
-        while True:
-            event = (await recv_monitor_message(monitor))["event"]
-            key = (self.uid, self.source.rank)
-            if event == zmq.EVENT_CONNECTED:
-                self.owner.connected.add(key)
-                self._ask(self.feed.connected(), tasks)
-            elif event == zmq.EVENT_DISCONNECTED:
-                self.owner.connected.discard(key)
-                self._stop_replay()
-                self.feed.disconnected()
+        try:
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                while (await recv_monitor_message(monitor))["event"] != zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                    continue
+        except TimeoutError as error:
+            raise ConnectionError(f"nothing publishes at {self.source.events}") from error
+        self.stood = True
+        self.owner.connected.add((self.uid, self.source.rank))
+        self._ask(self.feed.connected(), tasks)
+        while (await recv_monitor_message(monitor))["event"] != zmq.EVENT_DISCONNECTED:
+            continue
+        raise ConnectionError(f"the connection to {self.source.events} broke")
 
     async def _listen(self, socket: zmq.asyncio.Socket, tasks: asyncio.TaskGroup) -> None:
         while True:

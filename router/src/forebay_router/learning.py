@@ -15,6 +15,7 @@ from typing import Final
 
 from forebay_api.objective import Outcome
 from forebay_router.accounting import Record
+from forebay_router.choose import Choice
 from forebay_router.index.prefix_index import Dispatch, LookUp, PrefixIndex
 from forebay_router.predicting import Prediction
 from forebay_router.speed import Speed
@@ -38,12 +39,42 @@ class Trip:
     """The prompt on its way to the worker that computes it."""
     sent_s: float
     """Monotonic."""
-    ahead_tokens: float
-    """Prompt tokens queued ahead of it."""
     in_flight: int
     """Requests on the worker that answers, this one included."""
+    computed_tokens: int
+    """Prompt tokens that the worker that answers will have computed, ever, when this request's first token comes."""
+    loads_adapter: bool = False
+    """The worker that computes the prompt has to load the adapter first, as far as is known."""
     prefilled_s: float | None = None
     """When prefill elsewhere ended."""
+
+    @classmethod
+    def begin(
+        cls, service: str, choice: Choice, look_up: LookUp | None, dispatch: Dispatch | None, now_s: float
+    ) -> "Trip":
+        """An attempt that begins now: to be made before its leases are taken."""
+        worker, prefill = choice.worker, choice.prefill
+        prefiller = worker if prefill is None else prefill
+        prefiller.speed.traffic.note(now_s, prefiller.token_s * choice.prediction.uncached_tokens)
+        adapter = choice.demand.adapter
+        loads_adapter = adapter is not None and adapter not in prefiller.adapters
+        if adapter is not None:
+            prefiller.adapters.use(adapter)
+            worker.adapters.use(adapter)
+        backlog = worker.load.backlog
+        own_tokens = choice.prediction.uncached_tokens if prefill is None else 0
+        return cls(
+            service,
+            choice.prediction,
+            look_up,
+            prefiller.speed,
+            worker.speed,
+            dispatch,
+            now_s,
+            worker.load.requests + 1,
+            backlog.computed_tokens + backlog.tokens + own_tokens,
+            loads_adapter,
+        )
 
     @property
     def split(self) -> bool:
@@ -51,8 +82,11 @@ class Trip:
         return self.prefiller is not self.writer
 
 
-def learn(trip: Trip, record: Record, index: PrefixIndex, *, in_flight: int) -> None:
-    """Compare an attempt with what happened. `in_flight` is the count on the answering worker at its end, this one included."""
+def learn(trip: Trip, record: Record, index: PrefixIndex, *, in_flight: int, computed_tokens: int) -> None:
+    """Compare an attempt with what happened.
+
+    Of the answering worker at the end: the requests in flight, this one included, and the prompt tokens computed there, ever.
+    """
     finished = record.outcome is Outcome.FINISHED
     if finished:
         trip.writer.finished += 1
@@ -66,7 +100,9 @@ def learn(trip: Trip, record: Record, index: PrefixIndex, *, in_flight: int) -> 
     _learn_first_token(trip, record)
     tpot_s = record.tpot_s
     if finished and tpot_s and usage is not None and usage.output_tokens >= _PACE_TOKENS_MIN:
-        trip.writer.saw_output((trip.in_flight + in_flight) / 2, tpot_s)
+        beside = max(0, computed_tokens - trip.computed_tokens)
+        sequences = (trip.in_flight + in_flight) / 2
+        trip.writer.saw_output(sequences, tpot_s, tokens=usage.output_tokens, beside=beside)
 
 
 def _learn_first_token(trip: Trip, record: Record) -> None:
@@ -74,12 +110,24 @@ def _learn_first_token(trip: Trip, record: Record) -> None:
     usage = record.usage
     if usage is not None and usage.prompt_tokens and usage.cached_tokens is not None:
         uncached = max(0.0, usage.prompt_tokens - usage.cached_tokens)
-    tokens = trip.ahead_tokens + uncached
+    if trip.loads_adapter:
+        _learn_adapter(trip, record)
+        return
+    tokens = trip.prediction.ahead_tokens + uncached
+    prompts = trip.prediction.ahead_prompts
     if trip.split:
         if trip.prefilled_s is None:
             return
-        trip.prefiller.saw_first_token(tokens, trip.prefilled_s - trip.sent_s)
+        trip.prefiller.saw_first_token(tokens, trip.prefilled_s - trip.sent_s, prompts)
         if record.first_content_s is not None and usage is not None:
             trip.writer.pool.transfer.observe(usage.prompt_tokens, record.first_content_s - trip.prefilled_s)
     elif record.first_content_s is not None:
-        trip.writer.saw_first_token(tokens, record.first_content_s - trip.sent_s)
+        trip.writer.saw_first_token(tokens, record.first_content_s - trip.sent_s, prompts)
+
+
+def _learn_adapter(trip: Trip, record: Record) -> None:
+    """What a first token took longer than with the adapter loaded. Of a pair it cannot be told whose load it was."""
+    if record.first_content_s is not None and not trip.split:
+        pool = trip.prefiller.pool
+        without_s = trip.prediction.ttft_s - pool.adapter_s
+        pool.saw_adapter(record.first_content_s - trip.sent_s - without_s)

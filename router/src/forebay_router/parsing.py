@@ -42,11 +42,14 @@ class ParsedRequest:
     """Answers asked for; token counts are their sum."""
     content: Content | None = None
     """The prompt as the prefix index sees it, where workers cache it."""
+    tokens_told: bool = False
+    """Its tokens have been made, or cannot be; they are in `content`."""
 
     def forget(self) -> None:
         """The answer has begun, so there is no second attempt: a long prompt need not be kept for the rest of the stream."""
         self.body = b""
         self.fields = None
+        self.content = None
 
 
 def parse_request(endpoint: Endpoint, headers: Mapping[bytes, bytes], body: bytes) -> ParsedRequest:

@@ -1,22 +1,25 @@
 """What a request will see on a worker. Pure. `choose` has the formulas and what is made of them."""
 
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
-from math import exp, sqrt
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from forebay_api.modelservice import Role
 from forebay_api.objective import Objective
 from forebay_router.backlog import Backlog
-from forebay_router.speed import PoolSpeed, Speed, chance_within
+from forebay_router.fitting import chance_within
+from forebay_router.speed import PoolSpeed, Speed, Terms
 
 _NO_OBJECTIVE: Final = Objective(ttft_s=1.0, tpot_s=0.05, target=0.9)
 _PREFILL: Final = Role.PREFILL
 _NOTHING: Final[Mapping[str, int]] = MappingProxyType({})
-_DEVIATIONS: Final = ((0.5, 0.674), (0.75, 1.15), (0.9, 1.645), (0.95, 1.96), (0.99, 2.576), (0.999, 3.29))
-"""Target -> standard deviations that leave both times within their limits together that often."""
+NOTHING_S: Final = 1e-3
+"""A prompt that takes less delays nobody to speak of."""
+_DISPLACEMENT_MAX: Final = 4.0
+LOADED_MAX: Final = 8
+"""Adapters of a worker that are thought to be loaded."""
 
 
 @dataclass(slots=True)
@@ -30,6 +33,17 @@ class Load:
     output_tokens: int = 0
     """Output tokens expected of the requests in flight."""
     backlog: Backlog = field(default_factory=Backlog)
+
+
+class Adapters(OrderedDict[str, None]):
+    """LoRA adapters that a worker has loaded, as far as is known: the last `LOADED_MAX` that it was sent requests for."""
+
+    def use(self, name: str) -> None:
+        """A request for it was sent."""
+        self[name] = None
+        self.move_to_end(name)
+        while len(self) > LOADED_MAX:
+            self.popitem(last=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +63,33 @@ class Candidate:
     """Live."""
     limit: int | None = None
     """Most requests in flight at once; None is no limit."""
+    adapters: Adapters = field(default_factory=Adapters)
+    """Live: LoRA adapters that it has loaded."""
 
     @property
     def token_s(self) -> float:
         """Seconds a prompt token."""
         return self.speed.pool.first_token.slope * self.speed.first_token.value
+
+
+class Displacement(NamedTuple):
+    """What a prompt pushes out of caches will be missed; told for each worker as a share of the prompt's own computing time.
+
+    Content that was idle for long is asked for again less likely: in inverse proportion. What is missed has to be computed again
+    and pushes out something in its turn, which the odds (regret / (1 - regret)) count in.
+    """
+
+    odds_by_age: float
+    """Odds that what is pushed out will be missed, times the age at which they are that."""
+    now: int
+    """Prompts sent so far: the clock that ages are told by."""
+    victims: Mapping[str, int]
+    """Worker -> when what it pushed out last had been used last; workers whose cache has room are left out."""
+
+    def of(self, uid: str) -> float:
+        """For one worker."""
+        victim = self.victims.get(uid)
+        return 0.0 if victim is None else min(_DISPLACEMENT_MAX, self.odds_by_age / max(1, self.now - victim))
 
 
 class Demand(NamedTuple):
@@ -72,6 +108,10 @@ class Demand(NamedTuple):
     common_tokens: int = 0
     """Tokens at the start that nearly every request of the service shares."""
     objective: Objective = _NO_OBJECTIVE
+    displacement: Displacement | None = None
+    """What it costs to push content out of caches; None where nothing is missed."""
+    adapter: str | None = None
+    """The LoRA adapter that it is for."""
 
 
 class Prediction(NamedTuple):
@@ -85,73 +125,68 @@ class Prediction(NamedTuple):
     ttft_s: float
     tpot_s: float
     cost: float
-    """Share of the objective's time that the choice uses up."""
+    """Share of the objective's time that the choice uses up, and the chance to miss it."""
     chance: float
     """Of meeting the objective; comparable within one choice only."""
     comfortable: bool
     """Meets the objective with at least its target probability."""
-
-
-class Bounds(NamedTuple):
-    """What predicted times must keep to for an objective to be met with its target probability."""
-
-    ttft_s: float
-    tpot_s: float
-
-
-@lru_cache(maxsize=64)
-def deviations_for(target: float) -> float:
-    """Standard deviations that a prediction must keep from its limit for a target share."""
-    return next((deviations for share, deviations in _DEVIATIONS if target <= share), _DEVIATIONS[-1][1])
-
-
-def bounds_for(objective: Objective, first: PoolSpeed, output: PoolSpeed) -> Bounds:
-    """The objective's limits, each less the error that predictions of these pools have had."""
-    deviations = deviations_for(objective.target)
-    return Bounds(
-        objective.ttft_s * exp(-deviations * sqrt(first.first_token.spread2)),
-        objective.tpot_s * exp(-deviations * sqrt(output.output_token.spread2)),
-    )
+    ahead_tokens: float = 0.0
+    """Prompt tokens queued ahead."""
+    ahead_prompts: float = 0.0
 
 
 def predict(candidates: Sequence[Candidate], demand: Demand, now_s: float) -> list[Prediction]:
-    """What the request will see on each worker, and what it does to the others there. One loop: it runs for every request."""
-    objective, cached = demand.objective, demand.cached
-    prompt, common = demand.prompt_tokens, demand.common_tokens
+    """What the request will see on each worker, and what it does to the others there."""
+    objective, cached, adapter = demand.objective, demand.cached, demand.adapter
+    prompt, common, displacement = demand.prompt_tokens, demand.common_tokens, demand.displacement
     per_output = 1 / (demand.output_tokens or 1)
-    pool = bounds = None
     made = []
     for one in candidates:
         load, speed = one.load, one.speed
-        if speed.pool is not pool or bounds is None:
-            pool = speed.pool
-            bounds = bounds_for(objective, pool, pool)
-        first, factor = pool.first_token, speed.first_token.value
-        token_s = first.slope * factor
+        pool = speed.pool
+        terms = pool.terms(objective)
+        base_s, token_s, prompt_s, _, _, stall_s, bounds, per_ttft, per_tpot = terms
+        requests, factor = load.requests, speed.first_token.value
         held = cached.get(one.uid, 0) if cached else 0
         uncached = prompt - held if held < prompt else 0
-        own_s = token_s * (prompt - common if held < common <= prompt else uncached)
-        wait_s = load.backlog.wait_s(token_s, now_s) if load.backlog.prompts else 0.0
-        ttft_s = wait_s + first.base * factor + own_s
-        cost = ttft_s / objective.ttft_s
+        to_compute = prompt - common if held < common <= prompt else uncached
+        own_s = token_s * factor * to_compute
+        tokens = prompts = wait_s = 0.0
+        if load.backlog.prompts:
+            tokens, prompts = load.backlog.left(token_s * factor, now_s, prompt_s * factor)
+            wait_s = (tokens * token_s + prompts * prompt_s) * factor
+        ttft_s = wait_s + base_s * factor + own_s
+        if adapter is not None and adapter not in one.adapters:
+            ttft_s += pool.adapter_s
+        later_s = 0.0
+        if own_s > NOTHING_S:
+            strain = speed.traffic.strain(now_s)
+            later_s = strain * own_s * (wait_s + own_s / 2)
+            if displacement is not None:
+                later_s += displacement.of(one.uid) * own_s * (1 + strain * own_s / 2)
+        cost = (ttft_s + later_s) * per_ttft
         tpot_s = 0.0
         if one.role is not _PREFILL:
-            tpot_s, growth_s = _pace(one)
-            cost += (tpot_s + load.requests * (own_s * per_output + growth_s)) / objective.tpot_s
-        comfortable = ttft_s <= bounds.ttft_s and tpot_s <= bounds.tpot_s
-        chance = 1.0 if comfortable else _chance(objective, (ttft_s, tpot_s), pool, pool)
-        made.append(Prediction(one.uid, wait_s, uncached, ttft_s, tpot_s, cost, chance, comfortable))
+            tpot_s, growth_s, pace = _pace(one, terms)
+            cost += (tpot_s + requests * (to_compute * stall_s * pace * per_output + growth_s)) * per_tpot
+        comfortable = ttft_s <= bounds[0] and tpot_s <= bounds[1]
+        chance = 1.0
+        if not comfortable:
+            chance = chance_of(objective, (ttft_s, tpot_s), pool, pool)
+            cost += 1 - chance
+        made.append(Prediction(one.uid, wait_s, uncached, ttft_s, tpot_s, cost, chance, comfortable, tokens, prompts))
     return made
 
 
-def _pace(one: Candidate) -> tuple[float, float]:
-    """Seconds per output token with one more sequence, and what that one adds for everybody."""
-    line, factor = one.speed.pool.output_token, one.speed.output_token.value
-    growth_s = line.slope * factor
-    return line.base * factor + growth_s * (one.load.requests + 1), growth_s
+def _pace(one: Candidate, terms: Terms) -> tuple[float, float, float]:
+    """Seconds per output token with one more sequence, what that one adds for everybody, and the worker's factor."""
+    factor = one.speed.output_token.value
+    growth_s = terms.growth_s * factor
+    return terms.step_s * factor + growth_s * (one.load.requests + 1), growth_s, factor
 
 
-def _chance(objective: Objective, times: tuple[float, float], first: PoolSpeed, output: PoolSpeed) -> float:
+def chance_of(objective: Objective, times: tuple[float, float], first: PoolSpeed, output: PoolSpeed) -> float:
+    """Chance that these predicted times, of these pools, turn out to be within the objective."""
     chance = chance_within(objective.ttft_s, times[0], first.first_token.spread2)
     return chance * chance_within(objective.tpot_s, times[1], output.output_token.spread2)
 
@@ -162,12 +197,15 @@ def predict_decode(candidates: Sequence[Candidate], demand: Demand) -> list[Pred
     made = []
     for one in candidates:
         pool = one.speed.pool
-        tpot_s, growth_s = _pace(one)
+        terms = pool.terms(objective)
+        tpot_s, growth_s, _ = _pace(one, terms)
         transfer_s = pool.transfer.at(demand.prompt_tokens)
-        cost = transfer_s / objective.ttft_s + (tpot_s + one.load.requests * growth_s) / objective.tpot_s
-        comfortable = tpot_s <= bounds_for(objective, pool, pool).tpot_s
-        chance = 1.0 if comfortable else _chance(objective, (0.0, tpot_s), pool, pool)
-        made.append(Prediction(one.uid, 0.0, 0, transfer_s, tpot_s, cost, chance, comfortable))
+        if demand.adapter is not None and demand.adapter not in one.adapters:
+            transfer_s += pool.adapter_s
+        cost = transfer_s * terms.per_ttft + (tpot_s + one.load.requests * growth_s) * terms.per_tpot
+        comfortable = tpot_s <= terms.bounds[1]
+        chance = 1.0 if comfortable else chance_of(objective, (0.0, tpot_s), pool, pool)
+        made.append(Prediction(one.uid, 0.0, 0, transfer_s, tpot_s, cost + 1 - chance, chance, comfortable))
     return made
 
 
@@ -175,14 +213,18 @@ def join(first: Prediction, second: Prediction, pools: tuple[PoolSpeed, PoolSpee
     """A pair's prediction from its sides' and their pools'."""
     objective = demand.objective
     times = (first.ttft_s + second.ttft_s, second.tpot_s)
-    bounds = bounds_for(objective, *pools)
-    comfortable = times[0] <= bounds.ttft_s and times[1] <= bounds.tpot_s
+    ttft_max_s = pools[0].terms(objective).bounds[0]
+    comfortable = times[0] <= ttft_max_s and times[1] <= pools[1].terms(objective).bounds[1]
+    chance = 1.0 if comfortable else chance_of(objective, times, *pools)
+    cost = first.cost + first.chance - 1 + second.cost + second.chance - 1
     return Prediction(
         second.uid,
         first.wait_s,
         first.uncached_tokens,
         *times,
-        first.cost + second.cost,
-        1.0 if comfortable else _chance(objective, times, *pools),
+        cost + 1 - chance,
+        chance,
         comfortable,
+        first.ahead_tokens,
+        first.ahead_prompts,
     )

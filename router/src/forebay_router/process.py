@@ -31,6 +31,7 @@ from forebay_router.control import ControlServer, control_app, control_server
 from forebay_router.discovery.source import Discovery
 from forebay_router.discovery.static import Address, Layout, ServiceDefaults, StaticDiscovery
 from forebay_router.discovery.worker_file import WorkerFile
+from forebay_router.health.watch import Watch
 from forebay_router.index.approximate import ApproximateIndex
 from forebay_router.index.prefix_index import PrefixIndex
 from forebay_router.kv_events import KvEvents
@@ -50,6 +51,7 @@ from forebay_router.table import Timeouts, WorkerTable
 from forebay_router.upstream import Upstreams
 
 if TYPE_CHECKING:
+    from forebay_router.tokens.tokenizers import Tokenizers
     from forebay_router.tracing import Tracing
 
 log = logging.getLogger(__name__)
@@ -61,15 +63,18 @@ GC_ALLOCATIONS = 20_000
 def build_router(settings: Settings) -> Router:
     """The data plane, not listening yet."""
     table = WorkerTable(worker_limit=settings.worker_limit)
+    index = PrefixIndex(ApproximateIndex(settings.index_blocks))
     upstreams = Upstreams(connect_timeout_s=settings.connect_timeout_s, idle_s=settings.upstream_idle_s)
     protection = build_protection(settings.protection, upstreams.access)
     tools = Tools(
         placing=Placing(
             table=table,
-            index=PrefixIndex(ApproximateIndex(settings.index_blocks)),
+            index=index,
             rng=random.Random(),  # noqa: S311 - ties between workers
             hold_limit=settings.hold_limit,
             hold_s=settings.hold_timeout_s,
+            hold_bytes=settings.hold_bytes,
+            tokenizers=_load_tokenizers(settings, index),
         ),
         upstreams=upstreams,
         access_log=AccessLog(settings.access_log),
@@ -93,6 +98,18 @@ def build_router(settings: Settings) -> Router:
     )
     router.connections = ClientConnections(limits=limits, serve=router.serve)
     return router
+
+
+def _load_tokenizers(settings: Settings, index: PrefixIndex) -> "Tokenizers | None":
+    """The tokenizers that the settings name; ends the program with a sentence where one cannot be read."""
+    if not settings.tokenizers:
+        return None
+    from forebay_router.tokens.tokenizers import Tokenizers  # noqa: PLC0415 - loaded where it is used only: 0.1 s, 20 MB
+
+    try:
+        return Tokenizers.load(dict(settings.tokenizers), index.precise)
+    except ValueError as error:
+        raise SystemExit(f"forebay-router: --tokenizer: {error}") from error
 
 
 def build_tracing(share: float | None) -> "Tracing | None":
@@ -139,6 +156,7 @@ class Process:
     router: Router = field(init=False)
     discovery: Discovery = field(init=False)
     kv_events: KvEvents = field(init=False)
+    watch: Watch = field(init=False)
     listen_address: HostPort | None = None
     """Where clients are served, once they are."""
     control_address: HostPort | None = None
@@ -153,6 +171,7 @@ class Process:
         self.discovery = build_discovery(self.settings, self.router.table, self.router.tools)
         tools = self.router.tools
         self.router.mesh = build_mesh(self.settings.replica, self.router.table, tools.placing.index)
+        self.watch = Watch(self.router.table, tools.placing.guard, tools.upstreams)
         self.kv_events = KvEvents(self.router.table, tools.placing.index.precise, tools.upstreams)
 
     def on_signal(self) -> None:
@@ -177,6 +196,7 @@ class Process:
                 tasks.create_task(self.discovery.run(), name="discovery"),
                 tasks.create_task(self.router.sweep(), name="sweep"),
                 tasks.create_task(self.kv_events.run(), name="kv events"),
+                tasks.create_task(self.watch.run(), name="watch"),
                 tasks.create_task(protection.follow(), name="files"),
             ]
             if self.router.mesh is not None:
@@ -194,6 +214,8 @@ class Process:
         tools.upstreams.close()
         if tools.tracing is not None:
             await asyncio.to_thread(tools.tracing.close)
+        if tools.placing.tokenizers is not None:
+            tools.placing.tokenizers.close()
         await asyncio.sleep(0)
 
     def _control(self, part: Part | None) -> tuple[ControlServer, list[socket.socket] | None]:

@@ -39,12 +39,15 @@ class Settings:
     total_timeout_s: float
     hold_timeout_s: float
     hold_limit: int
+    hold_bytes: int
     worker_limit: int | None
     index_blocks: int
     """Prompt blocks that the prefix index keeps, over all workers."""
     explain: bool
     kv_events_port: int | None
     """Of static workers."""
+    tokenizers: tuple[tuple[str, Path], ...]
+    """Model and the folder with its tokenizer files."""
     upstream_idle_s: float
     body_limit_bytes: int
     head_limit_bytes: int
@@ -178,10 +181,12 @@ def build_settings(values: Mapping[str, Any]) -> Settings:
         total_timeout_s=values["total_timeout"],
         hold_timeout_s=values["hold_timeout"],
         hold_limit=values["hold_limit"],
+        hold_bytes=values["hold_bytes"],
         worker_limit=values["worker_limit"],
         index_blocks=values["index_blocks"],
         explain=values["explain"] == "on",
         kv_events_port=values["kv_events_port"],
+        tokenizers=values["tokenizer"],
         upstream_idle_s=values["upstream_idle"],
         body_limit_bytes=values["body_limit"],
         head_limit_bytes=values["head_limit"],

@@ -1,38 +1,37 @@
 """How fast workers are, learnt from the requests they have finished. Pure.
 
-Workers of a pool are alike, so a pool has straight lines, each fitted by least squares with exponential forgetting (about
-`MEMORY` requests):
+Workers of a pool are alike, so a pool has straight lines (`fitting`):
 
-    seconds to the first token = base + slope x prompt tokens to compute, those queued ahead included
-    seconds per output token   = base + slope x sequences in flight
+    seconds to the first token = base + slope x prompt tokens to compute + second x prompts queued ahead
+    seconds per output token   = base + slope x sequences in flight + second x prompt tokens computed there per token meanwhile
     seconds of a handover      = base + slope x prompt tokens
 
-A line starts from a seed: the capacity model's or an assumed one. The seed counts as `SEED_WEIGHT` requests, so the first real
-ones replace it soon; its slope holds on where all requests are alike and so tell nothing of the slope. One request moves a line
-at most as if it had been `OUTLIER` times slower or faster than expected: a worker that hangs is a matter for health, not for
-the fit.
+The tokens queued ahead count like its own. What each queued prompt costs besides its tokens differs between engines: next to
+nothing where several are computed in one step, a whole step where they are not. The same goes for what prompts do to the
+sequences that decode beside them: an engine that mixes both in its steps stalls them for the whole time, another not at all.
+Hence both are learnt.
+
+A line starts from a seed, the capacity model's or an assumed one, which the first real requests replace soon. A worker that hangs
+is a matter for health, not for the fit.
 
 A worker has a factor on its pool's lines: its own mean of log(real / predicted) less that of all the pool's requests, which is
-not zero while the lines are still on their way from the seed. It is 1 until the difference is beyond doubt (two standard errors):
-equal workers must be exactly equal, or the one that chance made look fastest gets everything.
-
-The spread of the logarithm of (real / predicted) says how far a prediction can be trusted; times are taken as lognormal.
+not zero while the lines are still on their way from the seed. Only what is beyond doubt of the difference counts (what exceeds
+two and a half standard errors): equal workers must be exactly equal, or the one that chance made look fastest gets everything.
 """
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from math import erfc, exp, log, sqrt
-from typing import Final
+from functools import lru_cache
+from math import copysign, exp, log, sqrt
+from typing import Final, NamedTuple
 
-MEMORY: Final = 50
-SEED_WEIGHT: Final = 4
-OUTLIER: Final = 8.0
-_BEYOND_DOUBT: Final = 2.0
+from forebay_api.objective import Objective
+from forebay_router.fitting import FIRST_SPREAD, MEMORY, OUTLIER, SEED_WEIGHT, SMALLEST_S, Line
+
+_DEVIATIONS: Final = ((0.5, 0.674), (0.75, 1.15), (0.9, 1.645), (0.95, 1.96), (0.99, 2.576), (0.999, 3.29))
+"""Target -> standard deviations that leave both times within their limits together that often."""
+_BEYOND_DOUBT: Final = 2.5
 """Standard errors."""
-_DECAY: Final = 1 - 1 / MEMORY
-_SMALLEST_S: Final = 1e-6
-_FIRST_SPREAD: Final = 0.4
-"""Standard deviation of the logarithm before anything is measured: two thirds are within a factor of 1.5."""
 
 
 class Origin(StrEnum):
@@ -41,78 +40,6 @@ class Origin(StrEnum):
     ASSUMED = "assumed"
     PLANNED = "planned"
     MEASURED = "measured"
-
-
-@dataclass(slots=True)
-class Line:
-    """One fitted line, y = base + slope x; both are never negative."""
-
-    base: float
-    slope: float
-    scale: float
-    """An x that is usual, for the seed's weight."""
-    seen: int = 0
-    """Real observations."""
-    spread2: float = _FIRST_SPREAD**2
-    """Mean square of log(real / predicted)."""
-    mean: float = 0.0
-    """Mean of log(real / predicted)."""
-    _seed_slope: float = field(init=False)
-    _weight: float = field(init=False)
-    _x: float = field(init=False)
-    _y: float = field(init=False)
-    _xx: float = field(init=False)
-    _xy: float = field(init=False)
-
-    def __post_init__(self) -> None:
-        """Put the seed in as observations at 0 and at twice the scale."""
-        self._seed_slope = self.slope
-        half = SEED_WEIGHT / 2
-        far = 2 * self.scale
-        y_far = self.base + self.slope * far
-        self._weight = SEED_WEIGHT
-        self._x, self._xx = half * far, half * far * far
-        self._y, self._xy = half * (self.base + y_far), half * far * y_far
-
-    def at(self, x: float) -> float:
-        """The predicted y."""
-        return self.base + self.slope * x
-
-    def note(self, deviation: float) -> None:
-        """The log(real / predicted) of one observation, whichever worker made it."""
-        self.mean += max(1 / (self.seen + 1 + SEED_WEIGHT), 1 / MEMORY) * (deviation - self.mean)
-
-    def observe(self, x: float, y: float) -> None:
-        """One real observation."""
-        expected = max(_SMALLEST_S, self.at(x))
-        y = min(max(y, expected / OUTLIER), expected * OUTLIER)
-        self.seen += 1
-        self.spread2 += (log(y / expected) ** 2 - self.spread2) * max(1 / (self.seen + SEED_WEIGHT), 1 / MEMORY)
-        self._weight = self._weight * _DECAY + 1
-        self._x = self._x * _DECAY + x
-        self._y = self._y * _DECAY + y
-        self._xx = self._xx * _DECAY + x * x
-        self._xy = self._xy * _DECAY + x * y
-        self._fit()
-
-    def _fit(self) -> None:
-        mean_x, mean_y = self._x / self._weight, self._y / self._weight
-        ridge = (self.scale / 16) ** 2
-        variance = self._xx - mean_x * self._x + ridge
-        covariance = self._xy - mean_x * self._y + ridge * self._seed_slope
-        slope = max(0.0, covariance / variance)
-        base = mean_y - slope * mean_x
-        if base < 0:
-            base, slope = 0.0, self._xy / max(self._xx, _SMALLEST_S)
-        self.base, self.slope = base, slope
-
-
-def chance_within(limit_s: float, predicted_s: float, spread2: float) -> float:
-    """Chance that a lognormal time with this median and log-variance is within a limit."""
-    if predicted_s <= 0:
-        return 1.0
-    spread = max(1e-3, sqrt(spread2))
-    return 0.5 * erfc(log(predicted_s / limit_s) / (spread * sqrt(2))) if limit_s > 0 else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,17 +55,52 @@ class Seed:
     step_growth_s: float
     """What one more sequence adds to everybody's seconds per output token."""
     origin: Origin
+    kv_tokens: int | None = None
+    """Tokens that the KV cache of a worker holds, where that is known."""
 
 
 ASSUMED: Final = Seed(0.01, 1 / 20_000, 0.008, 0.000_05, Origin.ASSUMED)
 """An 8B model on a large GPU, roughly. Only used until a few requests have been measured."""
 _USUAL_PROMPT: Final = 1024.0
 _USUAL_BATCH: Final = 16.0
+_USUAL_QUEUE: Final = 4.0
+"""Prompts."""
+_USUAL_STALL: Final = 32.0
+"""Prompt tokens computed on a worker for each output token of a sequence there."""
+_ADAPTER_S: Final = 0.1
+"""Loading an adapter, until one load has been seen."""
 _TRANSFER_BASE_S: Final = 0.005
 _TRANSFER_TOKEN_S: Final = 5e-6
 """KV blocks of an 8B model over a 200 Gbit/s network, roughly; measured from the first handovers on."""
 _MEASURED: Final = 8
 """Requests after which a speed counts as measured."""
+TRAFFIC_S: Final = 30.0
+"""Time over which traffic is averaged."""
+_BUSY_MAX: Final = 0.9
+
+
+class Terms(NamedTuple):
+    """What predictions for one pool and objective are made of."""
+
+    base_s: float
+    token_s: float
+    prompt_s: float
+    """Of each prompt queued ahead, besides its tokens."""
+    step_s: float
+    growth_s: float
+    stall_s: float
+    """What a prompt token costs each sequence that decodes beside it."""
+    bounds: tuple[float, float]
+    """What predicted TTFT and TPOT must keep to for the objective to be met with its target probability, seconds."""
+    per_ttft: float
+    """1 / the objective's."""
+    per_tpot: float
+
+
+@lru_cache(maxsize=64)
+def deviations_for(target: float) -> float:
+    """Standard deviations that a prediction must keep from its limit for a target share."""
+    return next((deviations for share, deviations in _DEVIATIONS if target <= share), _DEVIATIONS[-1][1])
 
 
 @dataclass(slots=True)
@@ -147,11 +109,21 @@ class PoolSpeed:
 
     seed: Seed = ASSUMED
     first_token: Line = field(init=False)
-    """Seconds to the first token by prompt tokens to compute."""
+    """Seconds to the first token by prompt tokens to compute and prompts queued ahead."""
     output_token: Line = field(init=False)
-    """Seconds per output token by sequences in flight."""
+    """Seconds per output token by sequences in flight and by prompt tokens that are computed there per output token."""
     transfer: Line = field(init=False)
     """Of decode workers: seconds from the end of prefill elsewhere to the first token, by prompt tokens."""
+    adapter_s: float = _ADAPTER_S
+    """What loading an adapter adds to the first token."""
+    beside: float = 0.0
+    """Prompt tokens that were computed beside the last answers' sequences."""
+    written: float = 0.0
+    """Output tokens of the last answers."""
+    _terms: Terms | None = None
+    """As of the last change."""
+    _objective: Objective | None = None
+    """That they are for."""
 
     def __post_init__(self) -> None:
         """Start from the seed."""
@@ -165,10 +137,47 @@ class PoolSpeed:
             self._begin()
 
     def _begin(self) -> None:
+        self._terms = None
         seed = self.seed
-        self.first_token = Line(seed.first_token_s, seed.prefill_token_s, _USUAL_PROMPT)
-        self.output_token = Line(seed.step_s, seed.step_growth_s, _USUAL_BATCH)
+        self.first_token = Line(seed.first_token_s, seed.prefill_token_s, _USUAL_PROMPT, 0.0, _USUAL_QUEUE)
+        self.output_token = Line(seed.step_s, seed.step_growth_s, _USUAL_BATCH, seed.prefill_token_s, _USUAL_STALL)
         self.transfer = Line(_TRANSFER_BASE_S, _TRANSFER_TOKEN_S, _USUAL_PROMPT)
+
+    def terms(self, objective: Objective) -> Terms:
+        """What predictions are made of now."""
+        if self._terms is not None and self._objective is objective:
+            return self._terms
+        first, output = self.first_token, self.output_token
+        deviations = deviations_for(objective.target)
+        self._objective = objective
+        self._terms = terms = Terms(
+            first.base,
+            first.slope,
+            first.second,
+            output.base + output.second * self.mixing,
+            output.slope,
+            output.second,
+            (
+                objective.ttft_s * exp(-deviations * sqrt(first.spread2)),
+                objective.tpot_s * exp(-deviations * sqrt(output.spread2)),
+            ),
+            1 / objective.ttft_s,
+            1 / objective.tpot_s,
+        )
+        return terms
+
+    def saw_adapter(self, seconds: float) -> None:
+        """A first token came so much later, its adapter having to be loaded."""
+        self.adapter_s += (min(max(0.0, seconds), OUTLIER * self.adapter_s + 1.0) - self.adapter_s) / 8
+
+    def changed(self) -> None:
+        """A line has moved."""
+        self._terms = None
+
+    @property
+    def mixing(self) -> float:
+        """Prompt tokens that are computed beside a sequence for each output token of it."""
+        return self.beside / self.written if self.written else 0.0
 
     @property
     def origin(self) -> Origin:
@@ -184,7 +193,7 @@ class Factor:
     """Multiplies the pool's times; 1 unless the difference is beyond doubt."""
     _mean: float = 0.0
     """Of log(real / predicted by the pool's line)."""
-    _square: float = _FIRST_SPREAD**2
+    _square: float = FIRST_SPREAD**2
     """Of the deviation from that mean."""
     _seen: int = 0
 
@@ -197,7 +206,35 @@ class Factor:
         self._square += weight * (deviation * deviation - self._square)
         error = sqrt(self._square / min(self._seen + SEED_WEIGHT, MEMORY))
         difference = self._mean - pool_mean
-        self.value = exp(difference) if abs(difference) > _BEYOND_DOUBT * error else 1.0
+        beyond = abs(difference) - _BEYOND_DOUBT * error
+        self.value = exp(copysign(beyond, difference)) if beyond > 0 else 1.0
+
+
+@dataclass(slots=True)
+class Traffic:
+    """How many prompts a worker computes, and how long it takes: what a queue does to those who come later."""
+
+    rate_per_s: float = 0.0
+    """At the last prompt."""
+    busy: float = 0.0
+    """Share of the time, at the last prompt."""
+    last_s: float = 0.0
+
+    def note(self, now_s: float, work_s: float) -> None:
+        """A prompt is sent that will take so long, its cached part left out."""
+        kept = exp(min(0.0, self.last_s - now_s) / TRAFFIC_S)
+        self.rate_per_s = self.rate_per_s * kept + 1 / TRAFFIC_S
+        self.busy = self.busy * kept + work_s / TRAFFIC_S
+        self.last_s = now_s
+
+    def strain(self, now_s: float) -> float:
+        """Prompts a second, over the share of time in which it has nothing to compute.
+
+        A prompt that takes x seconds behind a queue of w delays those that come after it by strain * x * (w + x / 2) in all: by x
+        each that comes while the queue lasts, and it lasts the longer the busier the worker is (M/G/1).
+        """
+        fading = TRAFFIC_S / (TRAFFIC_S + max(0.0, now_s - self.last_s))
+        return self.rate_per_s * fading / (1 - min(_BUSY_MAX, self.busy * fading))
 
 
 @dataclass(slots=True)
@@ -207,20 +244,25 @@ class Speed:
     pool: PoolSpeed = field(default_factory=PoolSpeed)
     first_token: Factor = field(default_factory=Factor)
     output_token: Factor = field(default_factory=Factor)
+    traffic: Traffic = field(default_factory=Traffic)
     finished: int = 0
     """Requests that the worker has answered."""
 
-    def saw_first_token(self, tokens: float, seconds: float) -> None:
-        """A request's first token came after so long, with so many prompt tokens to compute until then."""
-        self._observe(self.pool.first_token, self.first_token, tokens, seconds)
+    def saw_first_token(self, tokens: float, seconds: float, prompts: float = 0.0) -> None:
+        """A first token came after so long, with so many prompt tokens to compute until then and prompts queued ahead."""
+        self._observe(self.pool.first_token, self.first_token, (tokens, prompts), seconds)
 
-    def saw_output(self, sequences: float, token_s: float) -> None:
-        """A request's output came at so many seconds a token, with so many sequences in flight."""
-        self._observe(self.pool.output_token, self.output_token, sequences, token_s)
+    def saw_output(self, sequences: float, token_s: float, *, tokens: int = 1, beside: float = 0.0) -> None:
+        """An answer of so many tokens took so long for each, beside so many sequences and prompt tokens computed there."""
+        pool = self.pool
+        pool.beside += beside - pool.beside / MEMORY
+        pool.written += tokens - pool.written / MEMORY
+        self._observe(pool.output_token, self.output_token, (sequences, beside / tokens), token_s)
 
-    @staticmethod
-    def _observe(line: Line, factor: Factor, x: float, y: float) -> None:
-        deviation = log(min(max(y / max(_SMALLEST_S, line.at(x)), 1 / OUTLIER), OUTLIER))
+    def _observe(self, line: Line, factor: Factor, at: tuple[float, float], y: float) -> None:
+        x, z = at
+        deviation = log(min(max(y / max(SMALLEST_S, line.at(x, z)), 1 / OUTLIER), OUTLIER))
         line.note(deviation)
         factor.observe(deviation, line.mean)
-        line.observe(x, y / factor.value)
+        if line.observe(x, y / factor.value, z):
+            self.pool.changed()

@@ -6,9 +6,30 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from forebay_router.index.content import Content
 from forebay_router.mesh.claims import Claims
-from forebay_router.mesh.messages import Ask, Batch, Everything, Farewell, Message, Prefilled, Released, Sent, Taken
-from forebay_router.mesh.outbox import EVENTS_MAX, EVERYTHING_PAUSE_S, EVERYTHING_S, FLUSH_S, HEARTBEAT_S, Outbox
+from forebay_router.mesh.messages import (
+    Ask,
+    Batch,
+    Everything,
+    Farewell,
+    Message,
+    Prefilled,
+    Prompts,
+    Released,
+    Sent,
+    Taken,
+)
+from forebay_router.mesh.outbox import (
+    EVENTS_MAX,
+    EVERYTHING_PAUSE_S,
+    EVERYTHING_S,
+    FLUSH_S,
+    HEARTBEAT_S,
+    PART_BLOCKS,
+    RECENT_BLOCKS,
+    Outbox,
+)
 from forebay_router.mesh.peers import ASK_PAUSE_S, EXPIRY_S, PEERS_MAX, Peers
 from forebay_router.predicting import Load
 
@@ -63,9 +84,10 @@ class Receiver:
     loads: dict[str, Load] = field(default_factory=lambda: {name: Load() for name in WORKERS})
     prompts: list[Sent] = field(default_factory=list)
     asked: int = 0
+    new: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.peers = Peers("me", Claims(), self.prompts.append, self._on_ask)
+        self.peers = Peers("me", Claims(), self.prompts.append, self._on_ask, self.new.append)
         for name, load in self.loads.items():
             self.peers.claims.add_worker(name, load, 0.0)
 
@@ -186,11 +208,12 @@ def test_a_missing_number_is_asked_about_with_pauses():
 def test_a_newcomer_asks_at_once_and_is_told_everything_unasked():
     receiver = Receiver()
     assert receiver.hear(Batch("s", 1, 40), 0.0) == "s"
-    assert receiver.asked == 1, "the newcomer's peer tells everything too"
+    assert receiver.new == ["s"]
     assert receiver.peers.counts.gaps == 0, "nothing was missed that could have been heard"
     receiver.hear(Ask("s", 1, "me"), 0.1)
     receiver.hear(Ask("s", 1, "somebody else"), 0.1)
-    assert receiver.asked == 2
+    assert receiver.asked == 1
+    assert receiver.new == ["s"]
 
 
 def test_a_farewell_ends_all_and_is_no_newcomer():
@@ -238,6 +261,32 @@ def test_an_outbox_that_overflows_leaves_a_number_out_and_tells_everything():
     assert (batch.sequence, everything.sequence) == (3, 4)
     assert batch.events[0] == Released(10)
     assert outbox.dropped == 10
+
+
+def prompt(number: int, blocks: int = 100) -> Content:
+    return Content(tuple(range(number * 1000, number * 1000 + blocks)), blocks * 128)
+
+
+def test_a_newcomer_is_told_of_late_prompts_in_parts_and_in_order():
+    outbox, receiver, bystander = Outbox("s", 1), Receiver(), Receiver()
+    bystander.peers.own_name = "bystander"
+    outbox.due(0.0, tuple)
+    for number in range(RECENT_BLOCKS // 100 + 25):
+        outbox.remember(WORKERS[number % 3], prompt(number))
+    assert outbox.recent_blocks == RECENT_BLOCKS
+    outbox.welcome("me")
+    told, now_s = [], 1.0
+    while parts := [one for one in outbox.due(now_s, tuple) if isinstance(one, Prompts)]:
+        told += parts
+        now_s += FLUSH_S
+    assert max(len(one.prompts) for one in told) * 100 == PART_BLOCKS
+    for message in told:
+        receiver.hear(message, 1.0)
+        bystander.hear(message, 1.0)
+    kept = range(25, RECENT_BLOCKS // 100 + 25)
+    assert [one.content().hashes[0] for one in receiver.prompts] == [number * 1000 for number in kept]
+    assert [one.worker for one in receiver.prompts] == [WORKERS[number % 3] for number in kept]
+    assert bystander.prompts == []
 
 
 def test_an_outbox_is_silent_between_heartbeats():

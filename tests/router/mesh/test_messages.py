@@ -12,6 +12,7 @@ from forebay_router.mesh.messages import (
     Farewell,
     MalformedMessageError,
     Prefilled,
+    Prompts,
     Released,
     Sent,
     Taken,
@@ -21,17 +22,19 @@ from forebay_router.mesh.messages import (
 
 NUMBERS = st.integers(0, 2**40)
 TAKEN = st.builds(Taken, NUMBERS, st.text(max_size=40), NUMBERS, NUMBERS, st.booleans(), NUMBERS)
+SENT = st.builds(Sent, st.text(max_size=40), NUMBERS, st.binary(max_size=64))
 EVENTS = st.one_of(
     TAKEN,
     st.builds(Prefilled, NUMBERS),
     st.builds(Released, NUMBERS),
-    st.builds(Sent, st.text(max_size=40), NUMBERS, st.binary(max_size=64)),
+    SENT,
 )
 MESSAGES = st.one_of(
     st.builds(Batch, st.text(), NUMBERS, NUMBERS, st.lists(EVENTS).map(tuple)),
     st.builds(Everything, st.text(), NUMBERS, NUMBERS, st.lists(TAKEN).map(tuple)),
     st.builds(Ask, st.text(), NUMBERS, st.text()),
     st.builds(Farewell, st.text(), NUMBERS),
+    st.builds(Prompts, st.text(), NUMBERS, st.text(), st.lists(SENT).map(tuple)),
 )
 
 

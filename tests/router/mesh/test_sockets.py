@@ -41,6 +41,9 @@ async def replicas(*urls: str, count: int = 2, more: tuple[str, ...] = ()):
             yield both
 
 
+PATH = "/v1/chat/completions"
+
+
 def mesh(router):
     return router.process.router.mesh
 
@@ -117,6 +120,24 @@ async def test_a_replica_that_comes_later_is_told_what_is_held():
                 await until(lambda: loads(second) == [0], "its end is heard of")
             await until(lambda: not known(first), "the farewell is heard", bound_s=EXPIRY_S / 2)
             assert mesh(first).peers.counts.expired_peers == 0
+
+
+async def test_a_replica_that_takes_anothers_place_knows_where_prompts_went():
+    """A rolling restart of a single replica: the old one has heard nobody until the new one comes."""
+    long = {"messages": [{"role": "user", "content": "what came before " * 500}]}
+    async with workers(hello, hello, hello, hello) as scripted:
+        urls = [one.url for one in scripted]
+        ports = free_ports(2)
+        async with running("--workers", *urls, *flags(ports[0], ports)) as old:
+            await ask(old, chat(**long))
+            (holder,) = [one for one in scripted if any(asked.path == PATH for asked in one.asked)]
+            entries = old.process.router.tools.placing.index.approximate.entries
+            async with running("--workers", *urls, *flags(ports[1], ports)) as new:
+                index = new.process.router.tools.placing.index.approximate
+                await until(lambda: index.entries == entries, "the prompt is told")
+                for _ in range(5):
+                    await ask(new, chat(**long))
+                assert len([asked for asked in holder.asked if asked.path == PATH]) == 6
 
 
 async def test_a_replica_that_falls_silent_is_forgotten_with_its_leases():

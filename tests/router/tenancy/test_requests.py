@@ -13,6 +13,7 @@ import openai
 import pytest
 
 from tests.router.harness import Running, ask, chat, request_bytes, routed, running, until
+from tests.router.mesh.test_sockets import free_ports
 from tests.router.scripted import MODEL, ScriptedWorker, completion, hello, started, workers
 
 KEY = "fb-one"
@@ -274,3 +275,19 @@ async def test_more_tenants_than_series_are_counted_together(tmp_path):
         assert 'forebay_router_tenant_requests_total{tenant="t0"} 1' in text
         assert 'forebay_router_tenant_requests_total{tenant="_other"} 2' in text
         assert text.count("forebay_router_tenant_requests_total{") == 101
+
+
+async def test_replicas_that_hear_each_other_give_out_a_part_of_a_limit_each(tmp_path):
+    ports = free_ports(2)
+    keys = guarded(tmp_path, entry(requestsPerMinute=2))
+    peers = ("--peers", *(f"tcp://127.0.0.1:{port}" for port in ports))
+    async with workers(hello) as [worker]:
+        first = running("--workers", worker.url, *keys, "--mesh", f"127.0.0.1:{ports[0]}", *peers)
+        second = running("--workers", worker.url, *keys, "--mesh", f"127.0.0.1:{ports[1]}", *peers)
+        async with first as one, second as two:
+            both = (one, two)
+            quotas = [router.process.router.tools.protection.quotas for router in both]
+            await until(lambda: all(quota.replicas == 2 for quota in quotas), "they know of each other")
+            replies = [await ask(router, chat(), headers=MINE) for router in both for _ in range(2)]
+            assert [reply.status for reply in replies] == [200, 429, 200, 429]
+            assert replies[0].headers["x-ratelimit-limit-requests"] == "2"

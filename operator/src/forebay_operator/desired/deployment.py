@@ -17,11 +17,14 @@ from typing import Any, Final
 
 from forebay_api.acceleratorclass import AcceleratorClassSpec
 from forebay_api.durations import parse_duration_s
-from forebay_api.modelservice import Role
+from forebay_api.modelservice import Parallelism, Role
 from forebay_api.names import (
     ENGINE_CONTAINER,
     ENGINE_PORT,
     HTTP_PORT_NAME,
+    KV_EVENTS_PORT,
+    KV_EVENTS_PORT_NAME,
+    KV_REPLAY_PORT_NAME,
     MANAGED_BY_LABEL,
     MODEL_ANNOTATION,
     NIXL_PORT,
@@ -33,7 +36,7 @@ from forebay_api.names import (
 from forebay_api.workerpool import WorkerPoolSpec
 from forebay_operator.desired.ownership import child_metadata, pool_labels
 from forebay_operator.desired.revision import revision_of
-from forebay_operator.desired.vllm import COMMAND, build_arguments, build_environment, drain_timeout_s
+from forebay_operator.desired.vllm import COMMAND, build_arguments, build_environment, drain_timeout_s, replay_port
 from forebay_operator.desired.volumes import adapter_source, build_volumes, locate
 from forebay_operator.digests import digest
 from forebay_operator.drift import REPLICAS_ANNOTATION
@@ -107,7 +110,7 @@ def _template(
         "args": build_arguments(spec, host=context.host, source=source, adapters=adapters),
         "env": build_environment(spec),
         **_secret(spec),
-        "ports": _ports(spec.pool.role),
+        "ports": _ports(spec.pool.role, spec.pool.parallelism),
         "resources": _resources(spec, accelerator),
         "volumeMounts": mounts,
         "terminationMessagePolicy": "FallbackToLogsOnError",
@@ -141,11 +144,16 @@ def _secret(spec: WorkerPoolSpec) -> dict[str, Any]:
     return {"envFrom": [{"secretRef": {"name": reference.name}}]} if reference else {}
 
 
-def _ports(role: Role) -> list[dict[str, Any]]:
-    ports = [{"name": HTTP_PORT_NAME, "containerPort": ENGINE_PORT, "protocol": "TCP"}]
+def _ports(role: Role, parallelism: Parallelism) -> list[dict[str, Any]]:
+    """Named ports; by their names the router knows that a worker publishes KV events."""
+    named = {
+        HTTP_PORT_NAME: ENGINE_PORT,
+        KV_EVENTS_PORT_NAME: KV_EVENTS_PORT,
+        KV_REPLAY_PORT_NAME: replay_port(parallelism),
+    }
     if role is not Role.MIXED:
-        ports.append({"name": NIXL_PORT_NAME, "containerPort": NIXL_PORT, "protocol": "TCP"})
-    return ports
+        named[NIXL_PORT_NAME] = NIXL_PORT
+    return [{"name": name, "containerPort": port, "protocol": "TCP"} for name, port in named.items()]
 
 
 def _resources(spec: WorkerPoolSpec, accelerator: AcceleratorClassSpec) -> dict[str, Any]:

@@ -2,6 +2,9 @@
 
 - `--shutdown-timeout` is the drain time: after SIGTERM the engine finishes what it has and refuses the rest.
 - `--enable-prompt-tokens-details` makes answers carry `cached_tokens`, by which the router corrects its prefix index.
+- Every worker publishes what its KV cache holds (`--kv-events-config`), which the router matches prompts with. Each data-parallel
+  rank takes the next port, so replays begin above the last rank's. Where engines bind to the pod's own address, several pods may
+  share a network: then ports are any free ones, under VLLM_HOST_IP. Routers read the real ones from /kv_event_sources.
 - Prefill and decode workers move KV blocks with the NIXL connector. Its side channel must listen on the pod's own address
   (it defaults to localhost), and `kv_load_failure_policy: recompute` turns a lost prefill worker into a slower answer
   instead of an error.
@@ -15,12 +18,13 @@ from typing import Any, Final
 from forebay_api.durations import parse_duration_s
 from forebay_api.engine import Engine, EnvironmentVariable
 from forebay_api.modelservice import Parallelism, Role
-from forebay_api.names import ENGINE_PORT, NIXL_PORT
+from forebay_api.names import ENGINE_PORT, KV_EVENTS_PORT, NIXL_PORT
 from forebay_api.workerpool import WorkerPoolSpec
 from forebay_operator.desired.volumes import Source, cache_path
 
 COMMAND: Final = ("vllm", "serve")
 POD_IP: Final = "$(POD_IP)"
+EVERY_ADDRESS: Final = ("0.0.0.0", "::", "[::]")  # noqa: S104 - compared with, not bound
 KV_ROLES: Final = {Role.PREFILL: "kv_producer", Role.DECODE: "kv_consumer"}
 
 
@@ -36,6 +40,7 @@ def build_arguments(spec: WorkerPoolSpec, *, host: str, source: Source, adapters
         *_parallel_arguments(spec.pool.parallelism),
         *("--shutdown-timeout", str(drain_timeout_s(spec))),
         "--enable-prompt-tokens-details",
+        *("--kv-events-config", _kv_events_config(spec.pool.parallelism, host)),
     ]
     if source.argument.startswith(("s3://", "gs://")):
         arguments += ["--load-format", "runai_streamer"]
@@ -57,6 +62,7 @@ def build_environment(spec: WorkerPoolSpec) -> list[dict[str, Any]]:
     environment: list[dict[str, Any]] = [
         {"name": "POD_IP", "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": "status.podIP"}}},
         {"name": "HF_HOME", "value": cache_path(spec.model)},
+        {"name": "VLLM_HOST_IP", "value": POD_IP},
     ]
     if spec.pool.role in KV_ROLES:
         environment += [
@@ -94,6 +100,23 @@ def _parallel_arguments(parallelism: Parallelism) -> list[str]:
 def _kv_transfer_config(role: Role) -> str:
     return _json(
         {"kv_connector": "NixlConnector", "kv_role": KV_ROLES[role], "kv_load_failure_policy": "recompute"},
+    )
+
+
+def replay_port(parallelism: Parallelism) -> int:
+    """Where the first rank answers requests for past KV events."""
+    return KV_EVENTS_PORT + parallelism.data
+
+
+def _kv_events_config(parallelism: Parallelism, host: str) -> str:
+    ports = (KV_EVENTS_PORT, replay_port(parallelism)) if host in EVERY_ADDRESS else (0, 0)
+    return _json(
+        {
+            "enable_kv_cache_events": True,
+            "publisher": "zmq",
+            "endpoint": f"tcp://*:{ports[0]}",
+            "replay_endpoint": f"tcp://*:{ports[1]}",
+        }
     )
 
 

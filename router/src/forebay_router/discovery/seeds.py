@@ -11,6 +11,7 @@ from forebay_api.modelservice import ModelServiceSpec
 from forebay_capacity.batch import decode_seconds, prefill_seconds
 from forebay_capacity.errors import CapacityError
 from forebay_capacity.fits import worker_of_pool
+from forebay_capacity.memory import kv_tokens_of
 from forebay_capacity.steptime import StepTimer, timer_of
 from forebay_capacity.worker import Worker
 from forebay_router.speed import Origin, Seed
@@ -40,10 +41,10 @@ def seeds_of_pools(
 
 def seed_of(worker: Worker) -> Seed:
     """The lines of one worker; a queue is shared by its lanes, a batch is spread over them."""
-    return seed_of_timer(timer_of(worker), worker.lanes)
+    return seed_of_timer(timer_of(worker), worker.lanes, kv_tokens_of(worker))
 
 
-def seed_of_timer(timer: StepTimer, lanes: int = 1) -> Seed:
+def seed_of_timer(timer: StepTimer, lanes: int = 1, kv_tokens: int | None = None) -> Seed:
     """The lines of a worker whose steps take as long as the timer says."""
     short_s, usual_s = (prefill_seconds(timer, tokens) for tokens in (SHORT_PROMPT_TOKENS, USUAL_PROMPT_TOKENS))
     alone_s, full_s = (decode_seconds(timer, batch, USUAL_PROMPT_TOKENS) for batch in (1, USUAL_BATCH))
@@ -54,4 +55,5 @@ def seed_of_timer(timer: StepTimer, lanes: int = 1) -> Seed:
         step_s=alone_s,
         step_growth_s=(full_s - alone_s) / (USUAL_BATCH - 1) / lanes,
         origin=Origin.PLANNED,
+        kv_tokens=kv_tokens,
     )

@@ -27,15 +27,52 @@ from math import inf
 from typing import Final
 
 from forebay_router.index.content import ENDS, SIZES, Content
-from forebay_router.index.holders import Holders, Slots
+from forebay_router.index.holders import Holders, Slots, slots_in
 
 RESET_MISSES: Final = 2
 FRESH: Final = 8
 """Answered prompts whose content is surely still there."""
 SHADOW_SHARE: Final = 1.0
 """Size of a shadow as a share of its worker's bound."""
+CAUTION: Final = 0.25
+"""A promise that is not kept counts so much against one that was not made: nobody is sent where nothing is promised, so that the
+latter are hardly ever seen, and they cost a prompt's computation while the former cost a place in a queue."""
+SAMPLE: Final = 16
+"""One block of so many is looked for when it comes back."""
 _FORGET_PER_STEP: Final = 64
 _YIELD_PER_STEP: Final = 32
+
+
+@dataclass(slots=True)
+class Bound:
+    """How much the caches of equal workers hold."""
+
+    size_bytes: float = inf
+    """Of prompts; infinite while nothing shows otherwise."""
+    tokens: int | None = None
+    """The same in tokens, as told from outside; None once answers have shown better."""
+    most_bytes: float = 0.0
+    """Most that a cache was thought to hold when it turned out to hold less."""
+    workers: int = 0
+    """That share it: each one's experience counts as one of so many."""
+
+    def told(self, tokens_per_byte: float) -> None:
+        """Tokens are so many to a byte: what was told from outside comes to so many bytes."""
+        if self.tokens is not None:
+            self.size_bytes = self.tokens / tokens_per_byte
+
+    def shrink(self, believed_bytes: float, missed_bytes: float) -> None:
+        """A cache thought to hold so much lacked so much of a prompt."""
+        self.tokens = None
+        self.most_bytes = max(self.most_bytes, believed_bytes)
+        self.size_bytes = max(
+            0.0, min(self.size_bytes, self.most_bytes) - CAUTION * missed_bytes / max(1, self.workers)
+        )
+
+    def grow(self, found_bytes: float) -> None:
+        """So much had not been dropped yet."""
+        self.tokens = None
+        self.size_bytes += found_bytes / max(1, self.workers)
 
 
 @dataclass(slots=True)
@@ -43,10 +80,10 @@ class Mirror:
     """One worker's cache as it is thought to be."""
 
     bit: int
-    bound_bytes: float
-    """Prompt bytes that the worker's cache holds; infinite while nothing shows otherwise."""
-    blocks: OrderedDict[int, int] = field(default_factory=OrderedDict)
-    """Hash -> bytes, least recently used first."""
+    bound: Bound
+    """Shared by the workers of a pool."""
+    blocks: OrderedDict[int, tuple[int, int]] = field(default_factory=OrderedDict)
+    """Hash -> (number of the prompt that used it last, bytes), least recently used first."""
     size_bytes: int = 0
     shadow: OrderedDict[int, int] = field(default_factory=OrderedDict)
     shadow_bytes: int = 0
@@ -56,14 +93,19 @@ class Mirror:
     """Predictions of fresh content in a row that missed entirely."""
 
     @property
+    def bound_bytes(self) -> float:
+        """Prompt bytes that the worker's cache holds."""
+        return self.bound.size_bytes
+
+    @property
     def entries(self) -> int:
         """Blocks kept, the shadow's included."""
         return len(self.blocks) + len(self.shadow)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Sent:
-    """What was known of a prompt when it was sent to a worker."""
+    """What was known of a prompt when it was sent to a worker, and what it did there."""
 
     predicted_bytes: int
     """Content that the worker was thought to hold."""
@@ -71,6 +113,12 @@ class Sent:
     """Content right behind it that the worker was thought to have dropped of late."""
     fresh: bool = False
     """What was predicted was put there by one of the last answered prompts."""
+    pushed_out_bytes: int = 0
+    """Content that gave way to it."""
+    victim: int = 0
+    """Number of the prompt that had used last what gave way last."""
+    regretted_bytes: int = 0
+    """Content of it that no worker holds any more, though it was pushed out of late only; estimated from a sample."""
 
 
 @dataclass(slots=True)
@@ -85,26 +133,41 @@ class ApproximateIndex:
     """Blocks kept over all mirrors and shadows."""
     resets: int = 0
     """Workers that were found to have lost their cache, so far."""
+    records: int = 0
+    """Prompts that were sent so far: the clock of `Mirror.blocks`."""
+    victims: dict[str, int] = field(default_factory=dict)
+    """Worker -> when what it pushed out last had been used last, for workers whose cache is full."""
+    _ghosts: OrderedDict[int, int] = field(default_factory=OrderedDict)
+    """A sample of the blocks that no worker holds any more, the last ones."""
     _retired: list[tuple[int, Mirror]] = field(default_factory=list)
 
     # -- workers ------------------------------------------------------------------------------------------------------
 
-    def add_worker(self, uid: str, bound_bytes: float = inf) -> None:
-        """Know a worker, with the prompt bytes that its cache holds where that is known."""
+    def add_worker(self, uid: str, bound: Bound | None = None) -> None:
+        """Know a worker, with the bound that it shares with others where there are such."""
         slot = self.slots.take(uid)
         if slot not in self.mirrors:
-            self.mirrors[slot] = Mirror(1 << slot, bound_bytes)
+            mirror = self.mirrors[slot] = Mirror(1 << slot, bound or Bound())
+            mirror.bound.workers += 1
+
+    def bound_of(self, uid: str) -> Bound | None:
+        """How much a worker holds; None where it is not known."""
+        slot = self.slots.of.get(uid)
+        return None if slot is None else self.mirrors[slot].bound
 
     def drop_worker(self, uid: str) -> None:
         """Forget a worker: no credit from now on, its memory in small steps."""
         slot = self.slots.retire(uid)
+        self.victims.pop(uid, None)
         if slot is not None:
-            self._retired.append((slot, self.mirrors.pop(slot)))
+            mirror = self.mirrors.pop(slot)
+            mirror.bound.workers -= 1
+            self._retired.append((slot, mirror))
 
     def _forget_some(self) -> None:
         slot, mirror = self._retired[-1]
         for _ in range(min(_FORGET_PER_STEP, len(mirror.blocks))):
-            block, _size = mirror.blocks.popitem()
+            block, _ = mirror.blocks.popitem()
             self.holders.discard(block, mirror.bit)
             self.entries -= 1
         if not mirror.blocks:
@@ -114,19 +177,21 @@ class ApproximateIndex:
 
     # -- predicting ---------------------------------------------------------------------------------------------------
 
+    def levels(self, content: Content) -> list[tuple[int, int]]:
+        """(bit set of workers that probably hold at least so many blocks of the prompt, blocks), fewest first."""
+        return self.holders.walk(content.hashes)
+
     def match(self, content: Content) -> dict[str, int]:
         """Worker -> bytes of the prompt that it probably holds, for those that hold any."""
         found: dict[str, int] = {}
         names = self.slots.names
-        for mask, depth in self.holders.walk(content.hashes):
-            matched = ENDS[depth - 1]
-            rest = mask
-            while rest:
-                lowest = rest & -rest
-                name = names[lowest.bit_length() - 1]
+        seen = 0
+        for mask, depth in reversed(self.levels(content)):
+            for slot in slots_in(mask & ~seen):
+                name = names[slot]
                 if name is not None:
-                    found[name] = matched
-                rest ^= lowest
+                    found[name] = ENDS[depth - 1]
+            seen = mask
         return found
 
     # -- learning -----------------------------------------------------------------------------------------------------
@@ -138,21 +203,32 @@ class ApproximateIndex:
             return Sent(0, 0)
         mirror = self.mirrors[slot]
         sent = self._state_of(mirror, content)
-        blocks, shadow, hashes = mirror.blocks, mirror.shadow, content.hashes
+        self.records += 1
+        use = (self.records, 0)
+        blocks, shadow, hashes, bit = mirror.blocks, mirror.shadow, content.hashes, mirror.bit
+        holders = self.holders.blocks
         for index in range(len(hashes) - 1, -1, -1):
             block = hashes[index]
-            if block in blocks:
+            size = SIZES[index]
+            if use[1] != size:  # one object for many blocks
+                use = (self.records, size)
+            known = block in blocks
+            blocks[block] = use
+            if known:
                 blocks.move_to_end(block)
                 continue
-            size = SIZES[index]
-            blocks[block] = size
             mirror.size_bytes += size
-            self.holders.add(block, mirror.bit)
+            held = holders.get(block, 0)
+            holders[block] = held | bit
+            if not held and block % SAMPLE == 0 and self._ghosts.pop(block, None) is not None:
+                sent.regretted_bytes += size * SAMPLE
             if shadow.pop(block, None) is None:
                 self.entries += 1
             else:
                 mirror.shadow_bytes -= size
-        self._hold_bounds(mirror)
+        self._hold_bounds(mirror, sent)
+        if sent.pushed_out_bytes:
+            self.victims[uid] = sent.victim
         return sent
 
     @staticmethod
@@ -183,7 +259,7 @@ class ApproximateIndex:
                 self.reset(uid)
             return
         if missed > slack_bytes:
-            mirror.bound_bytes = max(0.0, min(mirror.bound_bytes, float(mirror.size_bytes)) - missed)
+            mirror.bound.shrink(mirror.size_bytes, missed)
             self._hold_bounds(mirror)
             return
         if sent.fresh and sent.predicted_bytes > slack_bytes:
@@ -192,21 +268,26 @@ class ApproximateIndex:
         if sent.predicted_bytes or sent.shadow_bytes:
             found = min(found, float(sent.shadow_bytes))
         if found > slack_bytes:
-            mirror.bound_bytes += found
+            mirror.bound.grow(found)
 
     def reset(self, uid: str) -> None:
         """A worker has lost its cache."""
-        bound_bytes = self.mirrors[self.slots.of[uid]].bound_bytes
+        bound = self.mirrors[self.slots.of[uid]].bound
         self.drop_worker(uid)
-        self.add_worker(uid, bound_bytes)
+        self.add_worker(uid, bound)
         self.resets += 1
 
     # -- bounds -------------------------------------------------------------------------------------------------------
 
-    def _hold_bounds(self, mirror: Mirror) -> None:
-        while mirror.size_bytes > mirror.bound_bytes:
-            self._drop_oldest(mirror, keep_shadow=True)
-        shadow_max = mirror.bound_bytes * SHADOW_SHARE
+    def _hold_bounds(self, mirror: Mirror, sent: Sent | None = None) -> None:
+        before = mirror.size_bytes
+        victim = 0
+        bound_bytes = mirror.bound.size_bytes
+        while mirror.size_bytes > bound_bytes:
+            victim = self._drop_oldest(mirror, keep_shadow=True)
+        if victim and sent is not None:
+            sent.pushed_out_bytes, sent.victim = before - mirror.size_bytes, victim
+        shadow_max = bound_bytes * SHADOW_SHARE
         while mirror.shadow_bytes > shadow_max:
             _, size = mirror.shadow.popitem(last=False)
             mirror.shadow_bytes -= size
@@ -229,12 +310,18 @@ class ApproximateIndex:
             else:
                 self._drop_oldest(mirror, keep_shadow=False)
 
-    def _drop_oldest(self, mirror: Mirror, *, keep_shadow: bool) -> None:
-        block, size = mirror.blocks.popitem(last=False)
+    def _drop_oldest(self, mirror: Mirror, *, keep_shadow: bool) -> int:
+        """Returns the number of the prompt that had used it last."""
+        block, (used, size) = mirror.blocks.popitem(last=False)
         mirror.size_bytes -= size
-        self.holders.discard(block, mirror.bit)
+        gone = self.holders.discard(block, mirror.bit)
         if keep_shadow:
             mirror.shadow[block] = size
             mirror.shadow_bytes += size
+            if gone and block % SAMPLE == 0:
+                self._ghosts[block] = used
+                if len(self._ghosts) * SAMPLE > len(self.holders.blocks):
+                    self._ghosts.popitem(last=False)
         else:
             self.entries -= 1
+        return used

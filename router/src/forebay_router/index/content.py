@@ -55,8 +55,10 @@ class Content:
     """One a full block, chained."""
     size_bytes: int
     """Of the whole content, the last, partial block included."""
-    token_ids: tuple[int, ...] | None = None
-    """The prompt, where the client sent token ids."""
+    token_ids: Sequence[int] | None = None
+    """The prompt in the model's tokens, where they are known: the client sent them, or they were made of its text."""
+    of_ids: bool = False
+    """The client sent token ids: they are the content, four bytes each."""
     salt: bytes | None = None
     """Digest of cache_salt, for the token path; None without one."""
 
@@ -97,7 +99,7 @@ def content_of(fields: Mapping[str, Any]) -> Content | None:
     salt = fields.get("cache_salt")
     digest = _digest(salt) if salt else None
     hashes = chain(written, _root(fields, digest, ids=token_ids is not None))
-    return Content(hashes, len(written), token_ids, digest)
+    return Content(hashes, len(written), token_ids, token_ids is not None, digest)
 
 
 def _digest(value: Any) -> bytes:

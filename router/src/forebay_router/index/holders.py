@@ -6,8 +6,11 @@ the answer to "who holds the longest start of this prompt" one dictionary lookup
     alive = everyone;  for each block: alive &= holders[block];  a worker that drops out at block i holds i blocks
 """
 
-from collections.abc import Iterator, Sequence
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
+from random import Random
 
 
 @dataclass(slots=True)
@@ -60,16 +63,20 @@ class Holders:
         """A worker holds a block."""
         self.blocks[block] = self.blocks.get(block, 0) | bit
 
-    def discard(self, block: int, bit: int) -> None:
-        """A worker does not hold a block any more."""
+    def discard(self, block: int, bit: int) -> bool:
+        """A worker does not hold a block any more; returns whether none does."""
         left = self.blocks.get(block, 0) & ~bit
         if left:
             self.blocks[block] = left
-        else:
-            self.blocks.pop(block, None)
+            return False
+        self.blocks.pop(block, None)
+        return True
 
     def walk(self, hashes: Sequence[int]) -> list[tuple[int, int]]:
-        """(bit set of slots, blocks they hold of this chain without a hole) for all that hold the first, shortest first."""
+        """(bit set of all that hold at least so many blocks of this chain without a hole, blocks), fewest blocks first.
+
+        The sets shrink: whoever is in the last one holds most.
+        """
         found = []
         alive = -1
         depth = 0
@@ -78,7 +85,7 @@ class Holders:
             holders = get(block, 0) & alive
             if holders != alive:
                 if depth:
-                    found.append((alive & ~holders, depth))
+                    found.append((alive, depth))
                 if not holders:
                     return found
                 alive = holders
@@ -86,3 +93,68 @@ class Holders:
         if depth:
             found.append((alive, depth))
         return found
+
+
+class Held(Mapping[str, int]):
+    """Worker -> tokens of a prompt that it holds, without listing them: of 1,000 holders that would cost more than the walk.
+
+    The levels are nested, so a worker's is found by bisection.
+    """
+
+    __slots__ = ("_levels", "_masks", "_others", "_slots", "_tokens")
+
+    def __init__(
+        self, levels: Sequence[tuple[int, int]], tokens: Sequence[int], slots: Slots, others: Mapping[str, int]
+    ) -> None:
+        """`levels` as `Holders.walk` tells them, the tokens of each, and workers for which another source speaks."""
+        self._masks = [mask for mask, _ in levels]
+        self._tokens = tokens
+        self._slots = slots
+        self._others = others
+
+    def get(self, uid: str, default: int = 0) -> int:  # type: ignore[override]
+        """Tokens that a worker holds."""
+        if uid in self._others:
+            return self._others[uid]
+        slot = self._slots.of.get(uid)
+        if slot is None:
+            return default
+        level = bisect_left(self._masks, True, key=lambda mask: not mask >> slot & 1)
+        return self._tokens[level - 1] if level else default
+
+    def __getitem__(self, uid: str) -> int:
+        """Tokens that a worker holds; KeyError where it holds none."""
+        tokens = self.get(uid, 0)
+        if not tokens:
+            raise KeyError(uid)
+        return tokens
+
+    def __iter__(self) -> Iterator[str]:
+        """Every worker that holds any."""
+        names = self._slots.names
+        for slot in slots_in(self._masks[0]):
+            name = names[slot]
+            if name is not None and name not in self._others:
+                yield name
+        yield from self._others
+
+    def __len__(self) -> int:
+        """Workers that hold any."""
+        return sum(1 for _ in self)
+
+    def deepest(self, count: int, rng: Random) -> list[str]:
+        """So many of those that hold most; of equal ones random ones."""
+        found: dict[str, None] = {}
+        names = self._slots.names
+        width = max(1, len(names))
+        turn = int(rng.random() * width)
+        for mask in reversed(self._masks):
+            turned = mask >> turn | (mask & ((1 << turn) - 1)) << width - turn
+            for slot in islice(slots_in(turned), count):
+                name = names[(slot + turn) % width]
+                if name is not None and name not in self._others:
+                    found[name] = None
+            if len(found) >= count:
+                break
+        most = sorted(self._others, key=self._others.__getitem__, reverse=True)[:count]
+        return [*most, *islice(found, count)]

@@ -7,24 +7,29 @@
 Bytes and tokens. The approximate index counts bytes of content; a service's tokens per byte are learnt from the prompt tokens
 that answers tell (a quarter until the first one). What an answer delivered is put back into bytes by that answer's own ratio.
 
-The precise source needs token ids. A request that brings them is matched exactly; for any other the approximate source answers.
+The precise source needs token ids. A request that brings them, or whose text was turned into them (`tokens`), is matched exactly;
+for any other the approximate source answers.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from math import inf
+from dataclasses import dataclass, field, replace
 from typing import Final
 
-from forebay_router.index.approximate import ApproximateIndex, Sent
+from forebay_router.index.approximate import ApproximateIndex, Bound, Sent
 from forebay_router.index.audit import Audit, Source
-from forebay_router.index.content import BLOCK_MIN_BYTES, Content
+from forebay_router.index.content import BLOCK_MIN_BYTES, ENDS, Content
+from forebay_router.index.holders import Held, slots_in
 from forebay_router.index.precise import PreciseIndex
 from forebay_router.index.sharing import CommonStart
+from forebay_router.predicting import Displacement
 
 FIRST_TOKENS_PER_BYTE: Final = 0.25
 _TOKEN_ID_BYTES: Final = 4
 _MEMORY: Final = 64
 """Answers over which tokens per byte are averaged."""
+_MEMORY_OF_PUSHES: Final = 512
+"""Prompts."""
+_REGRET_MAX: Final = 0.8
 _SLACK_TOKENS: Final = 64
 _SLACK_SHARE: Final = 1 / 32
 """Twice the coarseness of the blocks."""
@@ -43,6 +48,27 @@ class Known:
     missed_tokens: int = 0
     """Expected and not there."""
 
+    pushed_out: float = 0.0
+    """Bytes that gave way in caches to prompts, earlier ones forgotten exponentially."""
+    regretted: float = 0.0
+    """Of them, what was asked for again soon after."""
+    victim_age: float = 0.0
+    """Mean of the prompts that had been sent since what gave way was used last."""
+
+    def note_push(self, sent: Sent, records: int) -> None:
+        """A prompt went to a worker; `records` prompts so far."""
+        self.pushed_out += sent.pushed_out_bytes - self.pushed_out / _MEMORY_OF_PUSHES
+        self.regretted += sent.regretted_bytes - self.regretted / _MEMORY_OF_PUSHES
+        if sent.pushed_out_bytes:
+            self.victim_age += (records - sent.victim - self.victim_age) / (_MEMORY if self.victim_age else 1)
+
+    def displacement(self, index: ApproximateIndex) -> Displacement | None:
+        """What it costs to push content out of caches now; None where nothing that is pushed out is missed."""
+        if not self.regretted:
+            return None
+        regret = min(_REGRET_MAX, self.regretted / self.pushed_out)
+        return Displacement(regret / (1 - regret) * self.victim_age, index.records, index.victims)
+
     def note_audit(self, predicted: float, delivered: float) -> None:
         """An answer told its cached tokens."""
         self.predicted_tokens += round(predicted)
@@ -55,13 +81,14 @@ class Known:
         self.tokens_per_byte += max(1 / self.answers, 1 / _MEMORY) * (tokens_per_byte - self.tokens_per_byte)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class LookUp:
     """What the index says of one prompt."""
 
     content: Content
+    """Without its token ids, which are of no more use and may be megabytes."""
     prompt_tokens: int
-    """Estimate; exact where the client sent token ids."""
+    """Estimate; exact where token ids are known."""
     tokens_per_byte: float
     cached: Mapping[str, int]
     """Worker -> prompt tokens that it is thought to hold; workers that hold none are left out."""
@@ -69,9 +96,11 @@ class LookUp:
     """Tokens at the start that nearly every request shares."""
     precise: Mapping[str, int]
     """What events say, of every worker they tell of, whether or not it is used."""
+    displacement: Displacement | None
+    known: Known
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Dispatch:
     """A prompt that was sent to a worker, and what was promised of it."""
 
@@ -83,6 +112,8 @@ class Dispatch:
     """What events promised; None when they told nothing."""
 
 
+LISTED_MAX: Final = 32
+"""Up to so many holders are listed; of more each is looked up when it is asked for."""
 NOWHERE: Final[Mapping[str, int]] = {}
 
 
@@ -94,6 +125,8 @@ class PrefixIndex:
     precise: PreciseIndex = field(default_factory=PreciseIndex)
     audits: dict[str, Audit] = field(default_factory=dict)
     services: dict[str, Known] = field(default_factory=dict)
+    bounds: dict[str, Bound] = field(default_factory=dict)
+    """Sizes of caches by pool; kept while a pool has no worker, for the next one."""
     fallbacks: int = 0
     """Times that the precise source was given up for a worker, so far."""
     on_sent: list[Callable[[str, Content], None]] = field(default_factory=list)
@@ -101,9 +134,15 @@ class PrefixIndex:
 
     # -- workers ------------------------------------------------------------------------------------------------------
 
-    def add_worker(self, uid: str, kv_tokens: int | None = None) -> None:
-        """Know a worker, with the tokens its KV cache holds where that is known."""
-        self.approximate.add_worker(uid, inf if kv_tokens is None else kv_tokens / FIRST_TOKENS_PER_BYTE)
+    def add_worker(self, uid: str, pool: str = "", kv_tokens: int | None = None) -> None:
+        """Know a worker, and the tokens its KV cache holds where that is known. Workers of a pool have caches of one size."""
+        bound = self.bounds.get(pool) if pool else None
+        if bound is None:
+            bound = Bound(tokens=kv_tokens)
+            bound.told(FIRST_TOKENS_PER_BYTE)
+            if pool:
+                self.bounds[pool] = bound
+        self.approximate.add_worker(uid, bound)
         self.audits.setdefault(uid, Audit())
 
     def drop_worker(self, uid: str) -> None:
@@ -119,21 +158,42 @@ class PrefixIndex:
         known = self.services.get(service)
         if known is None:
             known = self.services[service] = Known()
-        ratio = 1 / _TOKEN_ID_BYTES if content.token_ids is not None else known.tokens_per_byte
-        held = self.approximate.match(content)
-        cached = {uid: int(size * ratio) for uid, size in held.items()}
+        ratio = 1 / _TOKEN_ID_BYTES if content.of_ids else known.tokens_per_byte
+        if content.token_ids is not None and content.size_bytes:
+            ratio = len(content.token_ids) / content.size_bytes
         precise = NOWHERE
         if content.token_ids is not None and self.precise.ranks:
             precise = self.precise.match(content.token_ids, lora, content.salt)
-            cached |= {uid: tokens for uid, tokens in precise.items() if self._source(uid) is Source.PRECISE}
         return LookUp(
-            content=content,
+            content=content if content.token_ids is None else replace(content, token_ids=None),
             prompt_tokens=round(content.size_bytes * ratio),
             tokens_per_byte=ratio,
-            cached=cached,
+            cached=self._cached(content, ratio, precise) if content.hashes or precise else NOWHERE,
             common_tokens=int(known.common.bytes_in(content) * ratio),
             precise=precise,
+            displacement=known.displacement(self.approximate) if content.hashes else None,
+            known=known,
         )
+
+    def _cached(self, content: Content, ratio: float, precise: Mapping[str, int]) -> Mapping[str, int]:
+        """What each worker holds by the source that it is judged by."""
+        judged = {uid: tokens for uid, tokens in precise.items() if self._source(uid) is Source.PRECISE}
+        levels = self.approximate.levels(content)
+        if not levels:
+            return judged
+        slots = self.approximate.slots
+        tokens = [int(ENDS[depth - 1] * ratio) for _, depth in levels]
+        if levels[0][0].bit_count() > LISTED_MAX:
+            return Held(levels, tokens, slots, judged)
+        found: dict[str, int] = {}
+        seen = 0
+        for (mask, _), held in zip(reversed(levels), reversed(tokens), strict=True):
+            for slot in slots_in(mask & ~seen):
+                name = slots.names[slot]
+                if name is not None:
+                    found[name] = held
+            seen = mask
+        return found | judged if judged else found
 
     def _source(self, uid: str) -> Source:
         audit = self.audits.get(uid)
@@ -145,8 +205,9 @@ class PrefixIndex:
 
     def sent(self, uid: str, look_up: LookUp) -> Dispatch:
         """The prompt goes to a worker."""
-        used = self.source_of(uid, look_up)
-        return Dispatch(uid, look_up, self.passed_on(uid, look_up.content), used, look_up.precise.get(uid))
+        sent = self.passed_on(uid, look_up.content)
+        look_up.known.note_push(sent, self.approximate.records)
+        return Dispatch(uid, look_up, sent, self.source_of(uid, look_up), look_up.precise.get(uid))
 
     def source_of(self, uid: str, look_up: LookUp) -> Source:
         """What a worker's cache is judged by for this prompt."""
@@ -164,8 +225,11 @@ class PrefixIndex:
         if prompt_tokens <= 0 or not content.size_bytes:
             return
         known = self.services[service]
-        if content.token_ids is None:
+        if not content.of_ids:
             known.note_ratio(prompt_tokens / content.size_bytes)
+            bound = self.approximate.bound_of(dispatch.uid)
+            if bound is not None:
+                bound.told(known.tokens_per_byte)
         audit = self.audits.get(dispatch.uid)
         if cached_tokens is None or audit is None:
             return

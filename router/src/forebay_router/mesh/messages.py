@@ -3,6 +3,7 @@
     Batch        what happened since the last message; empty as a heartbeat
     Everything   all leases that are held: for newcomers, and for peers that missed something
     Ask          please send Everything
+    Prompts      for one newcomer: what the sender sent where of late
     Farewell     the sender stops; its leases have ended
 
 A sender is a name and an incarnation, the wall time in nanoseconds at which it began: a higher one under the same name has
@@ -106,6 +107,15 @@ class Ask(msgspec.Struct, array_like=True, frozen=True, tag=2):
     of: str
 
 
+class Prompts(msgspec.Struct, array_like=True, frozen=True, tag=4):
+    """What one newcomer should know of workers' caches, the oldest first."""
+
+    name: str
+    incarnation: int
+    to: str
+    prompts: tuple[Sent, ...] = ()
+
+
 class Farewell(msgspec.Struct, array_like=True, frozen=True, tag=3):
     """The sender stops."""
 
@@ -113,7 +123,7 @@ class Farewell(msgspec.Struct, array_like=True, frozen=True, tag=3):
     incarnation: int
 
 
-Message = Batch | Everything | Ask | Farewell
+Message = Batch | Everything | Ask | Prompts | Farewell
 
 encode = msgspec.msgpack.Encoder().encode
 _decoder: Final = msgspec.msgpack.Decoder(Message)

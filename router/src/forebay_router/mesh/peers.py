@@ -17,7 +17,18 @@ from math import inf
 from typing import Final
 
 from forebay_router.mesh.claims import Claim, Claims
-from forebay_router.mesh.messages import Ask, Batch, Everything, Farewell, Message, Prefilled, Released, Sent, Taken
+from forebay_router.mesh.messages import (
+    Ask,
+    Batch,
+    Everything,
+    Farewell,
+    Message,
+    Prefilled,
+    Prompts,
+    Released,
+    Sent,
+    Taken,
+)
 
 EXPIRY_S: Final = 3.0
 """Six heartbeats."""
@@ -65,7 +76,9 @@ class Peers:
     on_sent: Callable[[Sent], None]
     """Told of prompts that went to workers."""
     on_ask: Callable[[], None]
-    """Told that a peer wants this replica's Everything, or is new and will."""
+    """Told that a peer wants this replica's Everything."""
+    on_new: Callable[[str], None]
+    """Told the name of a peer that is heard for the first time; it wants to know everything too."""
     known: dict[str, Peer] = field(default_factory=dict)
     counts: Counts = field(default_factory=Counts)
 
@@ -79,9 +92,9 @@ class Peers:
             return None
         peer.heard_s = now_s
         match message:
-            case Ask(of=of):
-                if of == self.own_name:
-                    self.on_ask()
+            case Ask(of=to) | Prompts(to=to):
+                if to == self.own_name:
+                    self._apply_to_us(message)
             case Farewell():
                 self._drop(peer, now_s)
                 return None
@@ -110,8 +123,15 @@ class Peers:
                 self.counts.refused += 1
                 return None
             peer = self.known[message.name] = Peer(message.name, message.incarnation, now_s)
-            self.on_ask()
+            self.on_new(message.name)
         return peer
+
+    def _apply_to_us(self, message: Ask | Prompts) -> None:
+        if isinstance(message, Ask):
+            self.on_ask()
+        else:
+            for prompt in message.prompts:
+                self.on_sent(prompt)
 
     def _apply_everything(self, peer: Peer, message: Everything, now_s: float) -> None:
         if message.sequence <= peer.sequence:

@@ -10,6 +10,7 @@ number. Every address may also be this replica's own, as it is in a list that al
 """
 
 import asyncio
+import contextlib
 import logging
 import socket
 import time
@@ -37,6 +38,7 @@ log = logging.getLogger(__name__)
 QUEUE_MAX: Final = 200
 """Messages that wait in a socket for one peer: some seconds of them, after which the peer has given this replica up anyway."""
 MESSAGE_MAX_BYTES: Final = 64 * 1024 * 1024
+WORKERS_WAIT_S: Final = 5.0
 LINGER_MS: Final = 100
 """For the farewell."""
 
@@ -80,7 +82,9 @@ class Mesh:
     def __post_init__(self) -> None:
         """Listen to the table and to the index."""
         self.outbox = Outbox(self.name, time.time_ns())
-        self.peers = Peers(self.name, Claims(), on_sent=self._on_foreign_prompt, on_ask=self._on_ask)
+        self.peers = Peers(
+            self.name, Claims(), on_sent=self._on_foreign_prompt, on_ask=self._on_ask, on_new=self.outbox.welcome
+        )
         self.table.on_added.append(self._on_added)
         self.table.on_gone.append(self._on_gone)
         self.table.on_lease.append(self._on_lease)
@@ -124,8 +128,12 @@ class Mesh:
         )
 
     def _on_sent(self, uid: str, content: Content) -> None:
-        if self.peers.known and content.hashes:
-            self.outbox.note(Sent.of(worker_key(uid), content))
+        if not content.hashes:
+            return
+        key = worker_key(uid)
+        self.outbox.remember(key, content)
+        if self.peers.known:
+            self.outbox.note(Sent.of(key, content))
 
     # -- what is heard ------------------------------------------------------------------------------------------------
 
@@ -162,6 +170,7 @@ class Mesh:
 
     async def run(self) -> None:
         """Tell and hear for ever; say farewell at the end."""
+        await self._wait_for_workers()
         context = zmq.asyncio.Context()
         context.set(zmq.IPV6, 1)
         try:
@@ -175,6 +184,16 @@ class Mesh:
                 self._publish(self.outbox.farewell())
                 self._publisher.close()
             context.destroy(linger=LINGER_MS)
+
+    async def _wait_for_workers(self) -> None:
+        """Until the workers are known, for a while at most: what a newcomer is told of strangers is lost on it."""
+        known = asyncio.Event()
+        self.table.on_complete.append(known.set)
+        if self.table.complete:
+            return
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(WORKERS_WAIT_S):
+                await known.wait()
 
     def _open(self, context: zmq.asyncio.Context) -> None:
         publisher = zmq.Context(context).socket(zmq.PUB)  # never waits, so it needs no loop

@@ -16,6 +16,7 @@ from forebay_router import metrics
 _ADDED: Final = frozenset({"counter", "histogram", "summary"})
 OTHERWISE: Final[Mapping[str, Callable[[Iterable[float]], float]]] = {
     metrics.WORKERS.name: max,
+    metrics.INDEX_WORKERS.name: max,
     metrics.SYNCED.name: min,
     metrics.MESH_PEERS.name: max,
     metrics.MESH_SILENCE.name: max,

@@ -135,7 +135,11 @@ def key_files(path: Path) -> tuple[Path, ...]:
 
 def read_keys(path: Path) -> KeyRing:
     """The keys of a file, or of all files of a directory together; raises BadFileError."""
-    ring = ring_of({one: read_document(one, _KeyFile) for one in key_files(path)})
+    try:
+        files = key_files(path)
+    except OSError as error:
+        raise BadFileError(f"{path}: cannot be read: {error.strerror}") from error
+    ring = ring_of({one: read_document(one, _KeyFile) for one in files})
     if not ring.grants:  # a file that was cut short must not lock everybody out
         raise BadFileError(f"{path}: keys: holds no key: add one that `forebay keys new` has made")
     return ring

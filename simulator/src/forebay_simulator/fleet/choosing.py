@@ -11,17 +11,17 @@ from bisect import bisect_right
 from collections.abc import Callable
 from random import Random
 
-from forebay_api.objective import Objective
 from forebay_router.accounting import Record
 from forebay_router.choose import Snapshot, choose
 from forebay_router.index.approximate import ApproximateIndex
 from forebay_router.index.content import ENDS, Content
 from forebay_router.index.prefix_index import LookUp, PrefixIndex
 from forebay_router.learning import Trip, learn
-from forebay_router.predicting import Demand
+from forebay_router.predicting import Demand, Load
 from forebay_router.usage import Usage
 from forebay_simulator.fleet.jobs import Job
 from forebay_simulator.fleet.routing import Placement
+from forebay_simulator.fleet.spec import FleetSpec
 
 TOKEN_BYTES = 4
 INDEX_BLOCKS = 4_000_000
@@ -48,9 +48,10 @@ def content_of_job(job: Job) -> Content:
 class Forebay:
     """One router: what it knows, and what it does with a request."""
 
-    def __init__(self, chance: Random, objective: Objective) -> None:
+    def __init__(self, chance: Random, fleet: FleetSpec) -> None:
         self._chance = chance
-        self._objective = objective
+        self._objective = fleet.objective
+        self._kv_tokens = {pool.name: pool.engine.seed().kv_tokens for pool in fleet.pools if fleet.seeds_known}
         self._index = PrefixIndex(ApproximateIndex(INDEX_BLOCKS))
         self._known: set[str] = set()
         self._look_ups: dict[int, LookUp] = {}
@@ -66,22 +67,14 @@ class Forebay:
             cached=look_up.cached,
             common_tokens=look_up.common_tokens,
             objective=self._objective,
+            displacement=look_up.displacement,
         )
         choice = choose(demand, snapshot, self._chance, now_s)
         if choice is None:
             return None
         computes = choice.prefill or choice.worker
-        self._trips[job.number] = Trip(
-            service=_SERVICE,
-            prediction=choice.prediction,
-            look_up=look_up,
-            prefiller=computes.speed,
-            writer=choice.worker.speed,
-            dispatch=self._index.sent(computes.uid, look_up),
-            sent_s=now_s,
-            ahead_tokens=computes.load.backlog.tokens_left(computes.token_s, now_s),
-            in_flight=choice.worker.load.requests + 1,
-        )
+        dispatch = self._index.sent(computes.uid, look_up)
+        self._trips[job.number] = Trip.begin(_SERVICE, choice, look_up, dispatch, now_s)
         if choice.prefill is not None:
             self._index.passed_on(choice.worker.uid, look_up.content)
         return Placement(choice.worker, choice.prefill, max(1, choice.prediction.uncached_tokens))
@@ -93,7 +86,8 @@ class Forebay:
                 self.gone(uid)
             for uid in snapshot.by_uid.keys() - self._known:
                 self._known.add(uid)
-                self._index.add_worker(uid)
+                pool = snapshot.by_uid[uid].pool
+                self._index.add_worker(uid, pool, self._kv_tokens.get(pool))
 
     def _look_up(self, job: Job) -> LookUp:
         earlier = self._look_ups.get(job.number)
@@ -117,7 +111,8 @@ class Forebay:
         if job.first_token_s is not None:
             record.usage = Usage(job.arrival.prompt_tokens, job.arrival.output_tokens, job.cached_tokens)
         worker = self._snapshot.by_uid.get(job.worker)
-        learn(trip, record, self._index, in_flight=1 if worker is None else worker.load.requests + 1)
+        load = Load() if worker is None else worker.load
+        learn(trip, record, self._index, in_flight=load.requests + 1, computed_tokens=load.backlog.computed_tokens)
 
     def share(self, on_sent: Callable[[str, Content], None]) -> None:
         """Tell of every prompt that goes to a worker."""

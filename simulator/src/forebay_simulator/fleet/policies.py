@@ -35,7 +35,7 @@ ROUTING: Mapping[str, MakeRouting] = {
     "chwbl": lambda chance, _members, _fleet: bounded_hashing(chance),
     "approximate-prefix": lambda chance, _members, _fleet: approximate(chance),
     "precise-prefix": lambda chance, members, _fleet: precise(chance, cached_in(members)),
-    "forebay": lambda chance, _members, fleet: Forebay(chance, fleet.objective),
+    "forebay": lambda chance, _members, fleet: Forebay(chance, fleet),
 }
 
 

@@ -50,7 +50,7 @@ class Replica:
     def __post_init__(self) -> None:
         """Know nothing of the others yet."""
         self.outbox = Outbox(self.name, 1)
-        self.peers = Peers(self.name, Claims(), self._on_foreign_prompt, self._on_ask)
+        self.peers = Peers(self.name, Claims(), self._on_foreign_prompt, self._on_ask, self.outbox.welcome)
         for pool in self.spec.pools:
             speed = self._speeds[pool.name] = PoolSpeed()
             if self.spec.seeds_known:

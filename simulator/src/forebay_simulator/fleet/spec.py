@@ -72,7 +72,9 @@ class EngineSpec:
 
     def seed(self) -> Seed:
         """What the capacity model tells the router of such a worker."""
-        return seed_of_timer(self.served().timer)  # type: ignore[arg-type]
+        served = self.served()
+        kv_tokens = served.scheduler.usable_blocks * served.scheduler.block_size
+        return seed_of_timer(served.timer, kv_tokens=kv_tokens)  # type: ignore[arg-type]
 
     def worker(self) -> Worker:
         """The same for the capacity model."""

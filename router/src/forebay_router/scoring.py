@@ -1,0 +1,145 @@
+"""The cheapest of some workers for a request. Pure, and on the way of every request: one loop, no objects made.
+
+The arithmetic is that of `predicting.predict`, term by term; a test holds the two to each other.
+
+Passed over: workers that failed on the request, those at their limit, and, while others have room, those beyond their slow
+start: a worker that has answered few requests gets at most `SLOW_START` + twice that many in flight. Its speed is a guess,
+and its empty queue would draw a burst.
+"""
+
+from collections.abc import Sequence
+from math import inf
+from random import Random
+from typing import Final
+
+from forebay_api.modelservice import Role
+from forebay_router.predicting import NOTHING_S, Candidate, Demand, chance_of
+
+SLOW_START: Final = 4
+_PREFILL: Final = Role.PREFILL
+
+
+def cheapest(candidates: Sequence[Candidate], demand: Demand, now_s: float, rng: Random) -> Candidate | None:
+    """The candidate with the least cost, or None where none can take the request.
+
+    Of equal ones the one with the fewest requests in flight, then a random one.
+    """
+    if len(candidates) == 1:
+        only = candidates[0]
+        return only if _has_room(only, demand) else None
+    found = _cheapest(candidates, demand, now_s, rng, slow_start=SLOW_START)
+    return found if found is not None else _cheapest(candidates, demand, now_s, rng, slow_start=inf)
+
+
+def _has_room(one: Candidate, demand: Demand) -> bool:
+    return (one.limit is None or one.load.requests < one.limit) and one.uid not in demand.excluded
+
+
+def _cheapest(  # noqa: C901, PLR0912, PLR0915  (every call in this loop is paid for by each request, once a worker)
+    candidates: Sequence[Candidate], demand: Demand, now_s: float, rng: Random, *, slow_start: float
+) -> Candidate | None:
+    prompt, output, _, excluded, cached, common, objective, displacement, adapter = demand
+    per_output = 1 / (output or 1)
+    lowest = fewest = inf
+    best: list[Candidate] = []
+    pool = None
+    small = False  # nothing but the requests in flight and the queue tells equal workers apart
+    for one in candidates:
+        load, speed, limit = one.load, one.speed, one.limit
+        requests = load.requests
+        if limit is not None and requests >= limit:
+            continue
+        if requests >= slow_start and requests >= slow_start + 2 * speed.finished:
+            continue
+        if excluded and one.uid in excluded:
+            continue
+        if speed.pool is not pool:
+            pool = speed.pool
+            base_s, token_s, prompt_s, step_s, growth_s, stall_s, (ttft_max_s, tpot_max_s), per_ttft, per_tpot = (
+                pool.terms(objective)
+            )
+            small = not cached and adapter is None and prompt * token_s <= NOTHING_S
+            fewest = inf
+        factor, pace = speed.first_token.value, speed.output_token.value
+        if small and factor == pace == 1.0:
+            if requests > fewest:
+                continue
+            if not load.backlog.prompts:
+                fewest = requests
+        to_compute = prompt
+        if cached:
+            held = cached.get(one.uid, 0)
+            to_compute = prompt - held if held < prompt else 0
+            if held < common <= prompt:
+                to_compute = prompt - common
+        elif 0 < common <= prompt:
+            to_compute = prompt - common
+        own_s = token_s * factor * to_compute
+        backlog = load.backlog
+        wait_s = 0.0
+        if backlog.prompts:
+            tokens, prompts = backlog.left(token_s * factor, now_s, prompt_s * factor)
+            wait_s = (tokens * token_s + prompts * prompt_s) * factor
+        ttft_s = wait_s + base_s * factor + own_s
+        if adapter is not None and adapter not in one.adapters:
+            ttft_s += pool.adapter_s
+        later_s = 0.0
+        if own_s > NOTHING_S:
+            strain = speed.traffic.strain(now_s)
+            later_s = strain * own_s * (wait_s + own_s / 2)
+            if displacement is not None:
+                later_s += displacement.of(one.uid) * own_s * (1 + strain * own_s / 2)
+        cost = (ttft_s + later_s) * per_ttft
+        tpot_s = 0.0
+        if one.role is not _PREFILL:
+            own_growth_s = growth_s * pace
+            tpot_s = step_s * pace + own_growth_s * (requests + 1)
+            cost += (tpot_s + requests * (to_compute * stall_s * pace * per_output + own_growth_s)) * per_tpot
+        if ttft_s > ttft_max_s or tpot_s > tpot_max_s:
+            if cost > lowest:
+                continue
+            cost += 1 - chance_of(objective, (ttft_s, tpot_s), pool, pool)
+        if cost < lowest:
+            lowest = cost
+            best = [one]
+        elif cost == lowest:
+            best.append(one)
+    return best[0] if len(best) == 1 else _fewest(best, rng)
+
+
+def calmest(candidates: Sequence[Candidate], demand: Demand, rng: Random) -> Candidate | None:
+    """The decode worker for which one more sequence costs least, or None where none can take it. Ties as above."""
+    lowest = inf
+    best: list[Candidate] = []
+    for slow_start in (SLOW_START, inf):
+        for one in candidates:
+            requests, speed = one.load.requests, one.speed
+            if requests >= slow_start and requests >= slow_start + 2 * speed.finished:
+                continue
+            if not _has_room(one, demand):
+                continue
+            pool = speed.pool
+            terms = pool.terms(demand.objective)
+            growth_s = terms.growth_s * speed.output_token.value
+            tpot_s = terms.step_s * speed.output_token.value + growth_s * (requests + 1)
+            cost = (tpot_s + requests * growth_s) * terms.per_tpot
+            if demand.adapter is not None and demand.adapter not in one.adapters:
+                cost += pool.adapter_s * terms.per_ttft
+            if tpot_s > terms.bounds[1]:
+                cost += 1 - chance_of(demand.objective, (0.0, tpot_s), pool, pool)
+            if cost < lowest:
+                lowest = cost
+                best = [one]
+            elif cost == lowest:
+                best.append(one)
+        if best:
+            break
+    return best[0] if len(best) == 1 else _fewest(best, rng)
+
+
+def _fewest(equal: Sequence[Candidate], rng: Random) -> Candidate | None:
+    if not equal:
+        return None
+    fewest = min([one.load.requests for one in equal])
+    equal = [one for one in equal if one.load.requests == fewest]
+    return equal[int(rng.random() * len(equal))]

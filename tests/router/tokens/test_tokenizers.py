@@ -1,0 +1,112 @@
+"""Tokenising off the loop: requests wait for it a little, never for long, and never fail of it."""
+
+import asyncio
+import threading
+
+import pytest
+
+from forebay_router.endpoints import ENDPOINTS
+from forebay_router.index.events import Batch
+from forebay_router.index.precise import PreciseIndex
+from forebay_router.parsing import ParsedRequest, parse_request
+from forebay_router.tokens import tokenizers as module
+from forebay_router.tokens.tokenizers import QUEUE_MAX, Tokenizers
+from tests.router.harness import until
+from tests.router.tokens.vocabulary import write_folder
+
+CHAT = b'{"model": "m", "messages": [{"role": "user", "content": "the router sends"}]}'
+
+
+@pytest.fixture
+def tokenizers(tmp_path):
+    index = PreciseIndex()
+    index.apply("w", Batch((), 0))
+    made = Tokenizers.load({"m": write_folder(tmp_path)}, index)
+    yield made
+    made.close()
+
+
+def request(body: bytes = CHAT, path: bytes = b"/v1/chat/completions") -> ParsedRequest:
+    return parse_request(ENDPOINTS[path], {}, body)
+
+
+async def test_a_chats_tokens_are_told(tokenizers):
+    parsed = request()
+    assert tokenizers.wants(parsed, ("other", "m"))
+    await tokenizers.tell(parsed, ("other", "m"))
+    text = "<|im_start|>user\nthe router sends<|im_end|>\n<|im_start|>assistant\n"
+    assert parsed.content.token_ids == tokenizers.models["m"].encoder.encode(text, framed=False)
+    assert not parsed.content.of_ids
+    assert tokenizers.counts.exact == 1
+
+
+@pytest.mark.parametrize(
+    ("body", "path", "models"),
+    [
+        (CHAT, b"/v1/chat/completions", ("other",)),
+        (b'{"model": "m", "prompt": [1, 2, 3]}', b"/v1/completions", ("m",)),
+        (b'{"model": "m", "input": "x"}', b"/v1/responses", ("m",)),
+        (CHAT, b"/v1/messages", ("m",)),
+        (b'{"model": "m", "prompt": "x"}', b"/tokenize", ("m",)),
+    ],
+    ids=["another model", "token ids", "responses", "messages", "no answer to predict"],
+)
+def test_other_requests_are_not_wanted(tokenizers, body, path, models):
+    assert not tokenizers.wants(request(body, path), models)
+
+
+def test_nothing_is_tokenised_while_no_worker_publishes(tokenizers):
+    tokenizers.index.drop_worker("w")
+    assert not tokenizers.wants(request(), ("m",))
+
+
+async def test_what_only_the_engine_can_tokenise_is_counted(tokenizers):
+    parsed = request(CHAT.replace(b'"model"', b'"chat_template": "x", "model"'))
+    await tokenizers.tell(parsed, ("m",))
+    assert parsed.content.token_ids is None
+    assert tokenizers.counts.other == 1
+
+
+async def test_a_fault_in_the_thread_costs_a_prediction_only(tokenizers, monkeypatch, caplog):
+    monkeypatch.setattr(module, "prompt_of", lambda *_: 1 / 0)
+    parsed = request()
+    await tokenizers.tell(parsed, ("m",))
+    assert parsed.content.token_ids is None
+    assert "could not be tokenised" in caplog.text
+
+
+async def test_nobody_waits_long_or_behind_many(tokenizers, monkeypatch):
+    """A thread that is busy: the first waits its time, the others find the queue full; afterwards all is as before."""
+    release, plain = threading.Event(), module.prompt_of
+
+    def held(*arguments):
+        release.wait(5)
+        return plain(*arguments)
+
+    monkeypatch.setattr(module, "prompt_of", held)
+    tokenizers.wait_s = 0.01
+    try:
+        parsed = [request() for _ in range(QUEUE_MAX + 10)]
+        await asyncio.gather(*(tokenizers.tell(one, ("m",)) for one in parsed))
+        assert all(one.content.token_ids is None for one in parsed)
+        assert tokenizers.counts.late == QUEUE_MAX + 10
+    finally:
+        release.set()
+    tokenizers.wait_s = 5
+    await until(lambda: not tokenizers._queued, "the thread has caught up")
+    await tokenizers.tell(parsed[0], ("m",))
+    assert parsed[0].content.token_ids is not None
+
+
+async def test_a_client_that_leaves_meanwhile_leaves_nothing(tokenizers, monkeypatch):
+    release, plain = threading.Event(), module.prompt_of
+    monkeypatch.setattr(module, "prompt_of", lambda *arguments: (release.wait(5), plain(*arguments))[1])
+    tokenizers.wait_s = 5
+    telling = asyncio.create_task(tokenizers.tell(request(), ("m",)))
+    await asyncio.sleep(0)
+    telling.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await telling
+    release.set()
+    await tokenizers.tell(request(), ("m",))
+    assert tokenizers._queued == 0
