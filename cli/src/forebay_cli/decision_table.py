@@ -17,6 +17,10 @@ Json = Mapping[str, Any]
 WORDS: Mapping[str, Mapping[str, str]] = {
     "demand": {
         "rate_per_s": "requests per second",
+        "planned_per_s": "planned for",
+        "keep_per_s": "to suffice for after shrinking",
+        "lead_s": "a new worker takes, s",
+        "dispersion": "burstiness (1: Poisson)",
         "backlog": "requests that wait",
         "running": "requests in work",
     },
@@ -24,6 +28,7 @@ WORDS: Mapping[str, Mapping[str, str]] = {
         "work_s": "one request's work, s",
         "limit": "one worker's limit",
         "measured": "measured",
+        "amplification": "burstiness of its own",
     },
     "need": {
         "offered": "load, in units of the limit",
