@@ -18,7 +18,7 @@ After tells.
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from math import ceil, inf, isfinite
@@ -134,12 +134,6 @@ class Pending(Generic[Place]):
         if line is None:
             line = self.lines[service.spec.key] = Line(FairQueue(self.requests_max, self.size_bytes_max))
         return line
-
-    def forget(self, service: Service) -> None:
-        """The service is gone; whoever still waits for it does so until the time is over."""
-        line = self.lines.get(service.spec.key)
-        if line is not None and not line.requests:
-            del self.lines[service.spec.key]
 
     # -- waiting ------------------------------------------------------------------------------------------------------
 
@@ -291,7 +285,3 @@ class Pending(Generic[Place]):
         if line.requests and isfinite(seconds):
             loop = asyncio.get_running_loop()
             line.timer = loop.call_later(max(LOOK_AGAIN_MIN_S, seconds), self.wake, service)
-
-    def __iter__(self) -> Iterator[tuple[ServiceKey, Line[Place]]]:
-        """All queues that have been needed so far."""
-        return iter(self.lines.items())

@@ -38,6 +38,7 @@ from forebay_router.table import Service, ServiceKey, Worker, WorkerTable
 if TYPE_CHECKING:  # loaded where tokenizers are given only: it brings 20 MB
     from forebay_router.tokens.tokenizers import Tokenizers
 
+_LOW: Final = Priority.LOW
 ATTENTION_S: Final = 0.1
 """A shorter predicted wait is nothing that a client's time limit or a queue could be about."""
 
@@ -214,7 +215,7 @@ class Placing:
         choice = choose(demand, service.snapshot, self.rng, now_s)
         if choice is None:
             return None
-        filler = priority_of(received, parsed.fields) is Priority.LOW
+        filler = priority_of(received, parsed.fields) is _LOW
         expected = choice.prediction
         if not tried and (filler or expected.wait_s > ATTENTION_S or not expected.comfortable):
             self._check_patience(service, claim_of(received, parsed), choice, now_s)

@@ -35,6 +35,7 @@ class Priority(IntEnum):
         return self.name.lower()
 
 
+_NORMAL: Final = Priority.NORMAL
 _WORDS: Final = {one.label.encode(): one for one in Priority}
 _TIERS: Final = {"flex": Priority.LOW, "priority": Priority.HIGH}
 
@@ -61,8 +62,12 @@ def tenant_of(received: Received) -> tuple[str, int]:
 
 def priority_of(received: Received, fields: Mapping[str, Any] | None) -> Priority:
     """The priority asked for, lowered to the key's ceiling; raises RequestRefused for a header that is no priority."""
+    grant = received.grant
+    plain = not fields or ("priority" not in fields and "service_tier" not in fields)
+    if plain and grant is None and PRIORITY_HEADER not in received.fields:
+        return _NORMAL
     asked = _asked_priority(received, fields)
-    ceiling = None if received.grant is None else received.grant.priority_max
+    ceiling = None if grant is None else grant.priority_max
     if ceiling is not None and asked > ceiling:
         return Priority(max(Priority.LOW, min(Priority.HIGH, ceiling)))
     return asked

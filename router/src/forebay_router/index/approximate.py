@@ -283,8 +283,7 @@ class ApproximateIndex:
     def _hold_bounds(self, mirror: Mirror, sent: Sent | None = None) -> None:
         before = mirror.size_bytes
         bound = mirror.bound
-        if before > bound.most_bytes:
-            bound.most_bytes = before
+        bound.most_bytes = max(bound.most_bytes, before)
         victim = 0
         bound_bytes = bound.size_bytes
         while mirror.size_bytes > bound_bytes:

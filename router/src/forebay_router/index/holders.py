@@ -6,7 +6,7 @@ the answer to "who holds the longest start of this prompt" one dictionary lookup
     alive = everyone;  for each block: alive &= holders[block];  a worker that drops out at block i holds i blocks
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from random import Random
@@ -71,7 +71,7 @@ class Holders:
         self.blocks.pop(block, None)
         return True
 
-    def walk(self, hashes: Sequence[int]) -> list[tuple[int, int]]:
+    def walk(self, hashes: Iterable[int]) -> list[tuple[int, int]]:
         """(bit set of all that hold at least so many blocks of this chain without a hole, blocks), fewest blocks first.
 
         The sets shrink: whoever is in the last one holds most.
@@ -100,7 +100,7 @@ class Held(Mapping[str, int]):
     The levels are nested, so a worker's is found by bisection.
     """
 
-    __slots__ = ("_levels", "_masks", "_others", "_slots", "_tokens")
+    __slots__ = ("_masks", "_others", "_slots", "_tokens")
 
     def __init__(
         self, levels: Sequence[tuple[int, int]], tokens: Sequence[int], slots: Slots, others: Mapping[str, int]
