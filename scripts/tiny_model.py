@@ -18,7 +18,7 @@ from typing import Any
 # These are in the real engine's environment, not in the project's.
 import torch  # type: ignore[import-not-found]
 from safetensors.torch import save_file  # type: ignore[import-not-found]
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers  # type: ignore[import-not-found]
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM  # type: ignore[import-not-found]
 
 SPECIALS = ["<|pad|>", "<|bos|>", "<|eos|>", "<|im_start|>", "<|im_end|>"]

@@ -11,14 +11,15 @@ from dataclasses import dataclass, field, replace
 
 from forebay_api.modelservice import AutoscalingMode, Role
 from forebay_api.objective import Objective
-from forebay_autoscaler.decide import Decision, decide
+from forebay_autoscaler.decide import decide
+from forebay_autoscaler.decision import Decision
 from forebay_autoscaler.observation import PoolCounts, PoolObservation, PoolSignals, ServiceObservation, ServiceSignals
 from forebay_autoscaler.policy import PoolPolicy, ServicePolicy, Tuning
 from forebay_autoscaler.reading import UNKNOWN, Reading, read
 from forebay_autoscaler.state import ServiceState
 
 KEY = ("default", "llama-8b")
-DEMO = Tuning(rate_window_s=15, burst_window_s=5, drain_horizon_s=5)
+DEMO = Tuning(rate_window_s=15, burst_window_s=5, drain_horizon_s=5, startup_s=30)
 
 
 def pool_policy(name: str = "mixed", role: Role = Role.MIXED, **changes: object) -> PoolPolicy:

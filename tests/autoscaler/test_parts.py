@@ -114,8 +114,8 @@ def test_the_capacity_model_seeds_a_pool_before_anything_is_measured():
     second = expect(decode.worker, Role.DECODE, mix, OBJECTIVE, decode.concurrency_max)
     assert 100 < second.limit < 500
     assert second.work_s == pytest.approx(200 * OBJECTIVE.tpot_s, rel=0.05)
-    assert second.stretch(second.limit) == pytest.approx(1.0)
-    assert second.stretch(1) > 2
+    assert second.time_ratio(second.limit) == pytest.approx(1.0)
+    assert second.time_ratio(1) > 2
     cached = expect(prefill.worker, Role.PREFILL, Mix(1000, 900, 200), OBJECTIVE, prefill.concurrency_max)
     assert cached.work_s < first.work_s
     mixed = expect(decode.worker, Role.MIXED, mix, OBJECTIVE, decode.concurrency_max)

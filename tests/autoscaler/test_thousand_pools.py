@@ -21,6 +21,8 @@ from tests.autoscaler.manifests import model_service, pool_spec, worker_pool
 from tests.autoscaler.plant import DEMO
 
 POOLS = 1000
+SETTLING_CYCLES = 12
+"""Until what the engines show agrees with what is known of their speed."""
 ACCELERATOR = {"metadata": {"name": "h100-sxm"}, "spec": {"hardware": "h100-sxm"}}
 MANAGED = [
     {"manager": "forebay-operator", "operation": "Apply", "fieldsV1": {"f:spec": {"f:modelService": {}}}},
@@ -105,11 +107,12 @@ async def test_a_cycle_over_a_thousand_pools_takes_less_than_a_second_of_cpu(clu
     async with fake.record().http() as http:
         observer = Observer(cluster, Prometheus(URL, http), fake.queries, tuning=DEMO, stale_after_s=60)
         loop = Loop(observer, actor, Alone(), metrics, History(2000), interval_s=10)
-        for _ in range(2):
+        for _ in range(SETTLING_CYCLES):
+            cluster.writes = 0
             await loop.cycle()
-            assert cluster.writes > 0
             cluster.settle()
-        cluster.writes = 0
+            if not cluster.writes:
+                break
         took_s = min([await cpu_of_cycle(loop) for _ in range(3)])
     assert cluster.writes == 0, "a steady state needs no write"
     sizes = {pool["spec"]["replicas"] for pool in cluster.pools.values()}

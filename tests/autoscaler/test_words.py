@@ -7,9 +7,10 @@ import pytest
 
 from forebay_api.modelservice import AutoscalingMode
 from forebay_autoscaler.constraints import Constraint, Proposal, Rejected
-from forebay_autoscaler.decide import Decision, PoolDecision
+from forebay_autoscaler.decision import Decision, PoolDecision
+from forebay_autoscaler.demand import Demand
 from forebay_autoscaler.events import build_event, notices_of, scaled
-from forebay_autoscaler.model import Capacity, Demand, Need
+from forebay_autoscaler.model import Capacity, Need
 from forebay_autoscaler.observation import Writer
 from forebay_autoscaler.reasons import explain, number
 from forebay_autoscaler.state import Action, ServiceState

@@ -161,7 +161,7 @@ class Forebay(Policy):
         self.numbers = count()
         self.last: tuple[Trip, int, int] | None = None
 
-    def route(self, asked_at_s: float, fields: dict, engines: Sequence[Engine]) -> Engine:
+    def route(self, asked_at_s: float, fields: dict, engines: Sequence[Engine]) -> Engine:  # noqa: ARG002  (knows them)
         """As `Placing` does."""
         content = content_of(fields)
         look_up = self.index.look_up("s", content)
@@ -246,52 +246,61 @@ def chats(seed: int, sessions: int, chats_per_s: float = CHATS_PER_S) -> list[tu
     return made
 
 
-def run(make: Callable[[Sequence[Engine]], Policy], *, seed: int = 1, sessions: int = 800) -> Outcomes:
-    """Serve the chats; the first third warms up and is not counted."""
-    engines = [Engine(f"e{at}") for at in range(ENGINES)]
-    policy = make(engines)
-    plan = chats(seed, sessions)
-    last_s = plan[-1][0]
-    order = count()
-    events: list[tuple[float, int, Callable[[float], None]]] = []
-    outcomes = Outcomes()
+class _Serving:
+    """Chats on engines, event by event."""
 
-    def later(at_s: float, what: Callable[[float], None]) -> None:
-        heapq.heappush(events, (at_s, next(order), what))
+    def __init__(self, policy: Policy, engines: Sequence[Engine], counted: tuple[float, float]) -> None:
+        self.policy, self.engines = policy, engines
+        self.counted = counted
+        """Requests that arrive between these are counted."""
+        self.outcomes = Outcomes()
+        self._order = count()
+        self._events: list[tuple[float, int, Callable[[float], None]]] = []
 
-    def arrive(chat: Chat, now_s: float) -> None:
+    def later(self, at_s: float, what: Callable[[float], None]) -> None:
+        heapq.heappush(self._events, (at_s, next(self._order), what))
+
+    def play(self, until_s: float) -> None:
+        while self._events and self._events[0][0] <= until_s:
+            now_s, _, what = heapq.heappop(self._events)
+            what(now_s)
+
+    def arrive(self, chat: Chat, now_s: float) -> None:
         chat.messages.append({"role": "user", "content": chat.further.pop(0)})
-        engine = policy.route(now_s, {"model": "mock", "messages": chat.messages}, engines)
+        engine = self.policy.route(now_s, {"model": "mock", "messages": chat.messages}, self.engines)
         text = "".join(f"<|{one['role']}|>{one['content']}" for one in chat.messages)
         asked = Asked(chat, now_s, engine, len(text) // TOKEN_CHARACTERS, engine.hold(text))
-        if isinstance(policy, Forebay):
-            policy.sent(asked)
+        if isinstance(self.policy, Forebay):
+            self.policy.sent(asked)
         chat.text = text
         cost_s = FIRST_S + TOKEN_S * (asked.prompt_tokens - asked.cached_tokens)
         engine.free_s = max(now_s, engine.free_s) + cost_s
         asked.first_s = engine.free_s
-        later(engine.free_s, lambda at_s: begin(asked, at_s))
+        self.later(engine.free_s, lambda at_s: self._begin(asked, at_s))
 
-    def begin(asked: Asked, now_s: float) -> None:
-        policy.first_token(asked, now_s)
-        later(now_s + STEP_S * (OUTPUT_TOKENS - 1), lambda at_s: end(asked, at_s))
+    def _begin(self, asked: Asked, now_s: float) -> None:
+        self.policy.first_token(asked, now_s)
+        self.later(now_s + STEP_S * (OUTPUT_TOKENS - 1), lambda at_s: self._end(asked, at_s))
 
-    def end(asked: Asked, now_s: float) -> None:
+    def _end(self, asked: Asked, now_s: float) -> None:
         chat = asked.chat
         answer = "".join(f" {chr(97 + at % 26)}ab" for at in range(OUTPUT_TOKENS))
         asked.engine.hold(chat.text + answer)
-        policy.ended(asked, now_s)
-        if last_s / 3 <= asked.at_s <= last_s:
-            outcomes.add(asked)
+        self.policy.ended(asked, now_s)
+        if self.counted[0] <= asked.at_s <= self.counted[1]:
+            self.outcomes.add(asked)
         if chat.further:
             chat.messages.append({"role": "assistant", "content": answer})
-            later(now_s + chat.think_s[len(chat.further) - 1], lambda at_s: arrive(chat, at_s))
+            self.later(now_s + chat.think_s[len(chat.further) - 1], lambda at_s: self.arrive(chat, at_s))
 
+
+def run(make: Callable[[Sequence[Engine]], Policy], *, seed: int = 1, sessions: int = 800) -> Outcomes:
+    """Serve the chats; the first third warms up and is not counted."""
+    engines = [Engine(f"e{at}") for at in range(ENGINES)]
+    plan = chats(seed, sessions)
+    last_s = plan[-1][0]
+    serving = _Serving(make(engines), engines, (last_s / 3, last_s))
     for at_s, chat in plan:
-        later(at_s, lambda now_s, chat=chat: arrive(chat, now_s))
-    while events:
-        now_s, _, what = heapq.heappop(events)
-        if now_s > last_s + 3:
-            break
-        what(now_s)
-    return outcomes
+        serving.later(at_s, lambda now_s, chat=chat: serving.arrive(chat, now_s))
+    serving.play(last_s + 3)
+    return serving.outcomes

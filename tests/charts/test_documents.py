@@ -29,10 +29,13 @@ def stage(name: str) -> str:
 
 
 def locked(file: Path) -> dict[str, str]:
-    """Each package of a requirements file with its version, markers and hashes."""
+    """Each package of a requirements file with its version and hashes.
+
+    Markers are left out: what one component needs on some platforms only, another may need on all.
+    """
     joined = file.read_text(encoding="utf-8").replace("\\\n", " ")
     lines = [" ".join(line.split()) for line in joined.splitlines() if line and not line.startswith("#")]
-    return {line.partition("==")[0]: line for line in lines}
+    return {line.partition("==")[0]: re.sub(r" ; .*?(?= --hash)", "", line) for line in lines}
 
 
 def direct_dependencies(component: str) -> set[str]:

@@ -175,6 +175,8 @@ class ScriptedWorker:
     healthy: bool = True
     hung: bool = False
     """Health checks get no answer."""
+    metrics: Callable[[], bytes] | None = None
+    """What /metrics shows; 404 without."""
     key: str | None = None
     """Asked for below /v1, as vLLM's --api-key."""
     tls: ssl.SSLContext | None = None
@@ -230,6 +232,10 @@ class ScriptedWorker:
             wire.ended = True
         elif asked.path == "/health":
             await wire.head(200 if self.healthy else 503, {"Content-Length": "0"}, chunked=False)
+        elif asked.path == "/metrics":
+            text = self.metrics() if self.metrics is not None else b""
+            await wire.head(200 if text else 404, {"Content-Length": str(len(text))}, chunked=False)
+            await wire.raw(text)
         elif (
             self.key is not None
             and asked.path.startswith("/v1")

@@ -106,21 +106,6 @@ def test_oldest_service_of_a_model_name_wins():
     assert table.shadowed() == []
 
 
-def test_worker_that_rests_is_not_offered_until_its_time():
-    table = WorkerTable()
-    table.put_service(service())
-    table.put_worker(worker("a"), 0.0)
-    table.rest(table.workers["a"], 5.0, 0.0)
-    assert ready(table) == set()
-    table.wake_rested(4.9)
-    assert ready(table) == set()
-    woken = []
-    table.on_change.append(lambda changed: woken.append(changed.spec.key))
-    table.wake_rested(5.0)
-    assert ready(table) == {"a"}
-    assert woken == [ServiceKey("n", "s")]
-
-
 class TableMachine(RuleBasedStateMachine):
     """Whatever happens to workers and leases, loads equal the leases that are held."""
 

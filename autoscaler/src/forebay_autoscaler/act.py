@@ -12,7 +12,7 @@ from typing import Any
 from forebay_api.modelservice import AutoscalingMode
 from forebay_api.names import worker_pool_name
 from forebay_autoscaler.cluster import Cluster
-from forebay_autoscaler.decide import Decision, PoolDecision
+from forebay_autoscaler.decision import Decision, PoolDecision
 from forebay_autoscaler.errors import ClusterError, ReplicasChangedError
 from forebay_autoscaler.events import Notice, build_event, notices_of, scaled
 from forebay_autoscaler.metrics import Metrics

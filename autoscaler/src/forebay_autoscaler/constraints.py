@@ -19,11 +19,11 @@ from forebay_autoscaler.window import Window
 class Constraint(StrEnum):
     """Which constraint changed a proposal."""
 
-    STARTING = "starting"
     GROWTH_WINDOW = "growth_window"
     SHRINK_WINDOW = "shrink_window"
     OBJECTIVE = "objective"
     STEP = "step"
+    UNTESTED = "untested"
     UNKNOWN = "unknown"
     UNSCHEDULABLE = "unschedulable"
     MAXIMUM = "maximum"
@@ -68,6 +68,8 @@ class Situation:
     """Inputs without which the pool must not shrink, by name, that are unknown or stale."""
     missing_objective: bool
     """Whether the present workers, having work to do, miss the objective."""
+    untested: bool
+    """Whether no forecast of the demand has come to pass yet."""
     needs: Window
     """Needs over time, for the shrink window."""
     shortfalls: Window
@@ -78,19 +80,6 @@ class Situation:
     def current(self) -> int:
         """Workers wanted now."""
         return self.counts.wanted
-
-
-def wait_for_ordered(situation: Situation, proposal: Proposal) -> Proposal:
-    """While ordered workers start, the backlog orders no more: it is what they were ordered for."""
-    need = situation.need
-    if need is None or situation.counts.ready >= situation.current or proposal.replicas <= situation.current:
-        return proposal
-    if situation.counts.unschedulable:  # they do not start: hold_unplaceable says so
-        return proposal
-    paid_for = max(situation.current, need.workers)
-    starting = situation.current - situation.counts.ready
-    verb = "worker is" if starting == 1 else "workers are"
-    return proposal.instead(paid_for, Constraint.STARTING, f"{starting} {verb} still starting")
 
 
 def wait_for_growth(situation: Situation, proposal: Proposal) -> Proposal:
@@ -119,6 +108,15 @@ def require_objective(situation: Situation, proposal: Proposal) -> Proposal:
     if proposal.replicas >= situation.current or not situation.missing_objective:
         return proposal
     return proposal.instead(situation.current, Constraint.OBJECTIVE, "requests miss the objective now")
+
+
+def wait_for_forecasts(situation: Situation, proposal: Proposal) -> Proposal:
+    """Never shrink on forecasts that nothing is known of: how demand varies within a start-up has to be seen first."""
+    if proposal.replicas >= situation.current or not situation.untested:
+        return proposal
+    return proposal.instead(
+        situation.current, Constraint.UNTESTED, "how demand varies has not been seen for long enough"
+    )
 
 
 def limit_step(situation: Situation, proposal: Proposal) -> Proposal:
@@ -159,10 +157,10 @@ def stay_in_bounds(situation: Situation, proposal: Proposal) -> Proposal:
 
 
 CONSTRAINTS: tuple[Callable[[Situation, Proposal], Proposal], ...] = (
-    wait_for_ordered,
     wait_for_growth,
     wait_for_shrinking,
     require_objective,
+    wait_for_forecasts,
     limit_step,
     hold_on_unknown,
     hold_unplaceable,

@@ -1,7 +1,7 @@
 """decide(policy, state, observation, now) -> Decision: how many workers each pool of a model service gets, and why. Pure.
 
-    observe -> learn (what a worker can do) -> need (what the demand asks) -> constrain (when, how far, on what proof)
-            -> share the budget -> say it
+    observe -> forecast (what will be asked) -> learn (what a worker can do) -> need (how many that takes)
+            -> constrain (when, how far, on what proof) -> share the budget -> conclude (what is said of it)
 
 The decision carries everything a person or a replay needs: the numbers used, the reason, the options that were rejected and
 by which constraint. It never reads a clock and never acts.
@@ -12,73 +12,45 @@ counts as needed, so that an outage is followed by a full shrink window of known
 first look after a start, and the number that a person has just set.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from forebay_api.modelservice import AutoscalingMode
 from forebay_api.objective import attainment
 from forebay_autoscaler.budget import Wish, share_budget
-from forebay_autoscaler.constraints import Constraint, Proposal, Rejected, Situation, constrain
-from forebay_autoscaler.learn import Evidence, Facts, Learnt, capacity_of, is_idle, latency_of, learn, load_per_worker
-from forebay_autoscaler.model import (
-    Capacity,
+from forebay_autoscaler.conclude import Sized, View, conclude, is_unknown_for_long
+from forebay_autoscaler.constraints import Constraint, Proposal, Situation, constrain
+from forebay_autoscaler.decision import Decision
+from forebay_autoscaler.demand import (
     Demand,
-    Need,
-    backlog_to_order,
+    backlog_ahead,
     demand_rate,
-    need_of,
+    falling_to,
+    look_ahead,
+    planned_rate,
+    rate_to_keep,
     running_in_workers,
     waiting_in_workers,
 )
-from forebay_autoscaler.observation import PoolCounts, PoolObservation, ServiceKey, ServiceObservation, Writer
+from forebay_autoscaler.learn import Evidence, Facts, capacity_of, is_idle, latency_of, learn, load_per_worker
+from forebay_autoscaler.model import Need, need_of
+from forebay_autoscaler.observation import PoolCounts, PoolObservation, ServiceObservation
 from forebay_autoscaler.policy import PoolPolicy, ServicePolicy
-from forebay_autoscaler.reasons import explain
 from forebay_autoscaler.seed import expect, mix_of
 from forebay_autoscaler.shares import share_of_role
-from forebay_autoscaler.state import Action, PoolState, ServiceState
+from forebay_autoscaler.state import PoolState, ServiceState
 
 
 @dataclass(frozen=True, slots=True)
-class PoolDecision:
-    """What one pool gets."""
+class Sight:
+    """What concerns the service as a whole in one decision."""
 
-    name: str
-    current: int
-    desired: int
-    action: Action
-    reason: str
-    """For people; the text of the last decision that said something new."""
-    news: bool
-    """Whether this decision says something that the last one did not: worth an Event and a log line."""
-    demand: Demand | None
-    """None when it is unknown."""
-    capacity: Capacity
-    need: Need | None
-    unknown: tuple[str, ...]
-    """Inputs that are unknown or stale."""
-    rejected: tuple[Rejected, ...]
-    rival: str | None
-    foreign: Writer | None
-    """Somebody who set the number of workers since the last decision."""
-
-
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """What a model service gets."""
-
-    key: ServiceKey
-    mode: AutoscalingMode
-    at_s: float
-    pools: tuple[PoolDecision, ...]
+    policy: ServicePolicy
     state: ServiceState
-    attainment: float | None
-    goodput_per_s: float | None
-    unknown: tuple[str, ...]
-    """All inputs that are unknown or stale, with the pool's name where they belong to one."""
-    unknown_lasts: bool
-    """Whether an input has been unknown for a whole rate window: longer than a new series takes to have a rate."""
-    trouble: str
-    """What the observer says of the cause."""
+    observation: ServiceObservation
+    evidence: Evidence
+    shares: Mapping[str, float]
+    """Of the service's requests, by pool; those of a role sum to 1."""
+    now_s: float
 
 
 def decide(policy: ServicePolicy, state: ServiceState, observation: ServiceObservation, now_s: float) -> Decision:
@@ -86,16 +58,11 @@ def decide(policy: ServicePolicy, state: ServiceState, observation: ServiceObser
     seen = {pool.name: (pool, pool.counts) for pool in observation.pools if pool.counts is not None}
     pools = [pool for pool in policy.pools if pool.name in seen]
     state = _note(policy, state, observation, now_s)
-    evidence = Evidence(
-        latency_of(observation.signals, policy.objective, policy.tuning),
-        queued_lately=now_s - state.queued_s < policy.tuning.rate_window_s,
-        objective=policy.objective,
-        tuning=policy.tuning,
-    )
-    views = [_look(policy, pool, state, seen[pool.name], evidence=evidence, now_s=now_s) for pool in pools]
-    sized = [_size(policy, view, views, observation, evidence=evidence, now_s=now_s) for view in views]
+    sight = _sight(policy, state, observation, {pool.name: seen[pool.name] for pool in pools}, now_s)
+    views = [_look(sight, pool, *seen[pool.name]) for pool in pools]
+    sized = [_size(sight, view) for view in views]
     proposals = _within_budget(policy, sized, [constrain(one.situation, one.proposal) for one in sized])
-    decisions = [_conclude(policy, one, proposal) for one, proposal in zip(sized, proposals, strict=True)]
+    decisions = [conclude(policy, one, proposal) for one, proposal in zip(sized, proposals, strict=True)]
     good, bad = observation.signals.good_per_s.known, observation.signals.bad_per_s.known
     return Decision(
         key=policy.key,
@@ -106,58 +73,58 @@ def decide(policy: ServicePolicy, state: ServiceState, observation: ServiceObser
         attainment=None if good is None or bad is None else attainment(good, bad),
         goodput_per_s=good,
         unknown=_all_unknown(sized),
-        unknown_lasts=any(_is_unknown_for_long(policy, one.view.memory, now_s) for one in sized),
+        unknown_lasts=any(is_unknown_for_long(policy, one.view.memory, now_s) for one in sized),
         trouble=observation.trouble,
     )
 
 
-@dataclass(frozen=True, slots=True)
-class View:
-    """A pool with what is known of its workers."""
-
-    pool: PoolPolicy
-    observed: PoolObservation
-    counts: PoolCounts
-    memory: PoolState
-    learnt: Learnt
-    capacity: Capacity
-    foreign: Writer | None
-
-
-@dataclass(frozen=True, slots=True)
-class Sized:
-    """A pool with its need, ready for the constraints."""
-
-    view: View
-    demand: Demand | None
-    situation: Situation
-    proposal: Proposal
-
-
 def _note(policy: ServicePolicy, state: ServiceState, observation: ServiceObservation, now_s: float) -> ServiceState:
-    """The state with what concerns the service as a whole: when requests last waited, and the mean request."""
+    """The state with what concerns the service as a whole: past demand, when requests last waited, the mean request."""
     tuning = policy.tuning
     mix = mix_of(observation.signals, window_s=tuning.rate_window_s, samples_min=tuning.samples_min)
     waiting = sum(waiting_in_workers(pool.signals) or 0.0 for pool in observation.pools)
     queued = waiting + (observation.signals.pending.known or 0.0) >= 1
-    state = replace(state, mix=mix or state.mix, queued_s=now_s if queued else state.queued_s)
+    leads = [pool.learnt.orders.lead_s(now_s, tuning.startup_s) for pool in state.pools.values()]
+    lead_s = max(leads, default=tuning.startup_s)
+    forecast = look_ahead(state.forecast, observation.signals, tuning, now_s=now_s, lead_s=lead_s)
+    queued_s = now_s if queued else state.queued_s
+    state = replace(state, mix=mix or state.mix, queued_s=queued_s, forecast=forecast)
     if state.generation == policy.generation:
         return state
     # Another engine, model or objective: what a worker could do under the old spec is no limit under the new one.
-    forgotten = {name: replace(pool, learnt=replace(pool.learnt, limit=None)) for name, pool in state.pools.items()}
+    forgotten = {
+        name: replace(pool, learnt=replace(pool.learnt, limit=None, speed=None)) for name, pool in state.pools.items()
+    }
     return replace(state, generation=policy.generation, pools=forgotten)
 
 
-def _look(
+def _sight(
     policy: ServicePolicy,
-    pool: PoolPolicy,
     state: ServiceState,
-    seen: tuple[PoolObservation, PoolCounts],
-    *,
-    evidence: Evidence,
+    observation: ServiceObservation,
+    seen: Mapping[str, tuple[PoolObservation, PoolCounts]],
     now_s: float,
-) -> View:
-    observed, counts = seen
+) -> Sight:
+    tuning, signals = policy.tuning, observation.signals
+    shares: dict[str, float] = {}
+    for role in {pool.role for pool in policy.pools}:
+        peers = [pool.name for pool in policy.pools if pool.role is role and pool.name in seen]
+        if not peers:
+            continue
+        finished = [seen[name][0].signals.finished_per_s.known for name in peers]
+        shares |= zip(peers, share_of_role(finished, [seen[name][1].wanted for name in peers]), strict=True)
+    evidence = Evidence(
+        latency_of(signals, policy.objective, tuning),
+        queued_lately=now_s - state.queued_s < tuning.rate_window_s,
+        rate_per_s=demand_rate(signals, tuning, falling_to(state.forecast, tuning, now_s)),
+        objective=policy.objective,
+        tuning=tuning,
+    )
+    return Sight(policy, state, observation, evidence, shares, now_s)
+
+
+def _look(sight: Sight, pool: PoolPolicy, observed: PoolObservation, counts: PoolCounts) -> View:
+    policy, state, now_s = sight.policy, sight.state, sight.now_s
     first = pool.name not in state.pools
     memory = state.pools.get(pool.name) or PoolState(writer=counts.writer)
     foreign = None
@@ -169,7 +136,8 @@ def _look(
     seed = None
     if pool.worker is not None and state.mix is not None:
         seed = expect(pool.worker, pool.role, state.mix, policy.objective, pool.concurrency_max)
-    learnt = learn(pool, memory.learnt, Facts(counts, observed.signals, seed, now_s), evidence)
+    facts = Facts(counts, observed.signals, seed, sight.shares[pool.name], now_s)
+    learnt = learn(pool, memory.learnt, facts, sight.evidence)
     capacity = capacity_of(pool, learnt, policy.objective, seed)
     return View(pool, observed, counts, replace(memory, learnt=learnt), learnt, capacity, foreign)
 
@@ -182,43 +150,22 @@ def _record(policy: ServicePolicy, memory: PoolState, *, need: int, to_keep: int
     )
 
 
-def _size(
-    policy: ServicePolicy,
-    view: View,
-    views: Sequence[View],
-    observation: ServiceObservation,
-    *,
-    evidence: Evidence,
-    now_s: float,
-) -> Sized:
+def _size(sight: Sight, view: View) -> Sized:
     """The pool's demand and need, recorded in its windows."""
-    demand = _demand(policy, view, views, observation)
-    need = None
-    if demand is not None:
-        to_order = backlog_to_order(
-            demand.backlog,
-            rate_per_s=demand.rate_per_s,
-            ready=view.counts.ready,
-            capacity=view.capacity,
-            startup_s=view.learnt.startup_s,
-        )
-        need = need_of(
-            view.pool.role,
-            replace(demand, backlog=to_order),
-            view.capacity,
-            objective=policy.objective,
-            tuning=policy.tuning,
-        )
-    unknown = _unknown_inputs(view, observation)
+    policy, now_s = sight.policy, sight.now_s
+    demand = _demand(sight, view)
+    need = None if demand is None else _need(sight, view, demand)
+    unknown = _unknown_inputs(view, sight.observation)
     memory = _remember(policy, view, need, unknown, now_s=now_s)
-    load = load_per_worker(view.pool.role, view.learnt, view.counts, view.observed.signals)
+    load = load_per_worker(view.pool.role, view.capacity.work_s, view.counts, view.observed.signals)
     situation = Situation(
         policy=policy,
         pool=view.pool,
         counts=view.counts,
         need=need,
         unknown=unknown,
-        missing_objective=evidence.latency.missed_by(view.pool.role) and not is_idle(view.pool.role, load),
+        missing_objective=sight.evidence.latency.missed_by(view.pool.role) and not is_idle(view.pool.role, load),
+        untested=sight.state.forecast.untested and demand is not None and bool(demand.rate_per_s),
         needs=memory.needs,
         shortfalls=memory.shortfalls,
         now_s=now_s,
@@ -226,6 +173,24 @@ def _size(
     # Fewer than the pool's least number is no option, so it is none that could be rejected.
     wanted = view.counts.wanted if need is None else max(need.with_backlog, view.pool.replicas_min)
     return Sized(replace(view, memory=memory), demand, situation, Proposal(wanted))
+
+
+def _need(sight: Sight, view: View, demand: Demand) -> Need:
+    policy, counts = sight.policy, view.counts
+    to_work_off = backlog_ahead(
+        demand,
+        ready=counts.ready,
+        coming=view.learnt.orders.coming(sight.now_s, policy.tuning.startup_s),
+        good_rate_per_s=view.capacity.good_rate_per_s,
+    )
+    return need_of(
+        view.pool.role,
+        demand,
+        view.capacity,
+        to_work_off=to_work_off,
+        objective=policy.objective,
+        tuning=policy.tuning,
+    )
 
 
 def _remember(
@@ -240,24 +205,30 @@ def _remember(
     return _record(policy, memory, need=need.with_backlog, to_keep=to_keep, now_s=now_s)
 
 
-def _demand(policy: ServicePolicy, view: View, views: Sequence[View], observation: ServiceObservation) -> Demand | None:
+def _demand(sight: Sight, view: View) -> Demand | None:
     """What is asked of this pool; None when neither rate nor requests in work are known."""
-    signals = observation.signals
-    rate = demand_rate(signals, policy.tuning)
+    tuning, forecast, now_s = sight.policy.tuning, sight.state.forecast, sight.now_s
+    rate = sight.evidence.rate_per_s
     running = 0.0 if view.counts.ready == 0 else running_in_workers(view.observed.signals)
     waiting = 0.0 if view.counts.ready == 0 else waiting_in_workers(view.observed.signals)
-    pending = signals.pending.known
+    pending = sight.observation.signals.pending.known
     if rate is None and running is None and waiting is None and pending is None:
         return None
-    peers = [other for other in views if other.pool.role is view.pool.role]
-    share = share_of_role(
-        [other.observed.signals.finished_per_s.known for other in peers], [other.counts.wanted for other in peers]
-    )[peers.index(view)]
-    return Demand(
+    share = sight.shares[view.pool.name]
+    lead_s = view.learnt.orders.lead_s(now_s, tuning.startup_s)
+    demand = Demand(
         rate_per_s=None if rate is None else rate * share,
         backlog=(pending or 0.0) * share + (waiting or 0.0),
         running=running or 0.0,
+        lead_s=lead_s,
+        dispersion=forecast.dispersion,
+        method=forecast.method.value,
     )
+    if rate is None:
+        return demand
+    planned = planned_rate(forecast, rate, tuning, now_s=now_s, lead_s=lead_s)
+    keep = rate_to_keep(rate, planned, tuning)
+    return replace(demand, planned_per_s=planned * share, keep_per_s=keep * share)
 
 
 def _unknown_inputs(view: View, observation: ServiceObservation) -> tuple[str, ...]:
@@ -286,85 +257,13 @@ def _within_budget(policy: ServicePolicy, sized: Sequence[Sized], proposals: Seq
             one.situation.current,
             proposal.replicas if one.view.counts.rival else one.view.pool.replicas_min,
             one.view.pool.gpus,
+            one.situation.current if one.situation.unknown else 0,
         )
         for one, proposal in zip(sized, owned, strict=True)
     ]
     shared = share_budget(wishes, policy.budget_gpus)
     why = f"the budget is {policy.budget_gpus} GPUs"
     return [proposal.instead(count, Constraint.BUDGET, why) for proposal, count in zip(owned, shared, strict=True)]
-
-
-def _conclude(policy: ServicePolicy, one: Sized, proposal: Proposal) -> tuple[PoolDecision, PoolState]:
-    view, memory = one.view, one.view.memory
-    action = _action(one, proposal)
-    told = memory.desired if policy.mode is AutoscalingMode.ADVISE else view.counts.wanted
-    news = _is_news(memory, action, told=told, desired=proposal.replicas)
-    if action is Action.HOLD and not _is_unknown_for_long(policy, memory, one.situation.now_s):
-        # A new service or worker has no rates in its first window: nothing is said, and nothing shrinks.
-        action, news = Action.KEEP, False
-    reason, now_s = memory.reason, one.situation.now_s
-    cause = proposal.rejected[-1].constraint if action is Action.WAIT else None
-    flickers = _flickers(policy, memory, action, cause, now_s)
-    news = news and not flickers
-    if news or not reason or (cause not in (None, memory.cause) and not flickers):
-        reason = explain(
-            action, current=view.counts.wanted, proposal=proposal, demand=one.demand, capacity=view.capacity
-        )
-    decision = PoolDecision(
-        name=view.pool.name,
-        current=view.counts.wanted,
-        desired=proposal.replicas,
-        action=action,
-        reason=reason,
-        news=news,
-        demand=one.demand,
-        capacity=view.capacity,
-        need=one.situation.need,
-        unknown=one.situation.unknown,
-        rejected=proposal.rejected,
-        rival=view.counts.rival,
-        foreign=view.foreign,
-    )
-    memory = replace(memory, desired=proposal.replicas, reason=reason)
-    if not flickers:
-        memory = replace(memory, action=action, cause=cause, told_s=now_s if news else memory.told_s)
-    return decision, memory
-
-
-def _flickers(policy: ServicePolicy, memory: PoolState, action: Action, cause: Constraint | None, now_s: float) -> bool:
-    """Whether a need that varies about a whole number only begins or ceases, again, to wait.
-
-    It does so at every other look, for the shrink window or at the maximum. Told once a rate window, it does not fill status
-    and history.
-    """
-    quiet = (Action.KEEP, Action.WAIT)
-    if action not in quiet or memory.action not in quiet or now_s - memory.told_s >= policy.tuning.rate_window_s:
-        return False
-    return {cause, memory.cause} in ({None, Constraint.SHRINK_WINDOW}, {None, Constraint.MAXIMUM})
-
-
-def _action(one: Sized, proposal: Proposal) -> Action:
-    current = one.situation.current
-    if one.view.counts.rival:
-        return Action.STAND_BACK
-    if proposal.replicas != current:
-        return Action.GROW if proposal.replicas > current else Action.SHRINK
-    if one.situation.unknown:
-        return Action.HOLD
-    return Action.WAIT if proposal.rejected else Action.KEEP
-
-
-def _is_news(memory: PoolState, action: Action, *, told: int | None, desired: int) -> bool:
-    """A change is news, and so is each other action that differs from the last; keeping what was just set is none."""
-    if action in (Action.GROW, Action.SHRINK):
-        return desired != told
-    settled = action is Action.KEEP and memory.action in (Action.GROW, Action.SHRINK)
-    return action is not memory.action and not settled
-
-
-def _is_unknown_for_long(policy: ServicePolicy, memory: PoolState, now_s: float) -> bool:
-    since_s = memory.unknown_since_s
-    return since_s is not None and now_s - since_s >= policy.tuning.rate_window_s
 
 
 def _all_unknown(sized: Sequence[Sized]) -> tuple[str, ...]:

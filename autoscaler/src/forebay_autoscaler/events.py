@@ -8,7 +8,7 @@ from typing import Any, Final
 from forebay_api.conditions import rfc3339
 from forebay_api.modelservice import AutoscalingMode
 from forebay_api.names import API_VERSION, AUTOSCALER_MANAGER, MODEL_SERVICE_KIND
-from forebay_autoscaler.decide import Decision, PoolDecision
+from forebay_autoscaler.decision import Decision, PoolDecision
 from forebay_autoscaler.state import Action
 
 MESSAGE_LENGTH_MAX: Final = 1024

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol
 
-from forebay_autoscaler.decide import Decision
+from forebay_autoscaler.decision import Decision
 from forebay_autoscaler.observation import ServiceKey, ServiceObservation
 from forebay_autoscaler.policy import ServicePolicy
 from forebay_autoscaler.state import ServiceState

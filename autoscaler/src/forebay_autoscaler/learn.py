@@ -1,43 +1,60 @@
-"""What a pool's past tells about its workers: work per request, limit, start-up time. Pure.
+"""What a pool's past tells about its workers: their speed, their limit, their start-up time. Pure.
 
-*Work per request* is the measured one, blended with what was known before by the number of samples behind it, so that two odd
-requests at night do not replace a day's knowledge.
+*Speed* is the measured work of a request over what the capacity model expects of it beside as many others (`time_ratio`), so
+that another mix of requests, or another load, does not look like another speed. Blended with what was known by the number of
+samples, so that two odd requests at night do not replace a day's knowledge. Without a capacity model it is the work itself.
 
 *Limit* starts at what the capacity model expects, at most the engine's own number of sequences (for prefill at the
 utilisation that the objective allows). Finished requests correct it, once the pool has been of one size for a whole window:
-- requests missed the objective though nothing queued for a window: what the workers carried was too much; the limit
-  becomes 0.9 of it;
+- requests missed the objective though workers carried no more than the limit and nothing queued for a window: it was too
+  much; the limit becomes 0.9 of what they carried, by a quarter at once at most where the capacity model knows better;
 - requests queued for a whole window in engines that ran fewer than the limit (no KV cache left, prefill in the way, or a
   lower engine limit than we know): the limit becomes what they ran;
-- the objective is met: a lowered limit rises by 2 % a window towards where it began, so that yesterday's lesson is not for
-  ever; it rises beyond that, up to the engine's own, only while workers really carry nearly as much.
-A worker that misses the objective with (almost) nothing to do teaches nothing: more workers would not help, and that is said.
+- the objective is met with room to spare: a lowered limit rises by 2 % a window towards where it began, so that yesterday's
+  lesson is not for ever; it rises beyond that, to `RAISED_MAX` of it, only while workers really carry nearly as much.
 
-*Start-up time* is measured from ordering workers to all of them being ready; an order that was taken back teaches none.
+*Overload teaches nothing.* A pool that is asked for more than its workers' good rate, that starts workers, or that carries more
+than the limit, is slow because it is too small, and what it shows says nothing of workers that carry what they should. Nor
+does a worker that misses the objective with (almost) nothing to do: more workers would not help, and that is said.
 """
 
-from dataclasses import dataclass, replace
+import math
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from forebay_api.modelservice import Role
 from forebay_api.objective import Objective
-from forebay_autoscaler.model import Capacity, initial_limit, waiting_in_workers, work_per_request_s
+from forebay_autoscaler.demand import waiting_in_workers
+from forebay_autoscaler.model import Capacity, initial_limit, work_per_request_s
 from forebay_autoscaler.observation import PoolCounts, PoolSignals, ServiceSignals
+from forebay_autoscaler.orders import Orders
 from forebay_autoscaler.policy import PoolPolicy, Tuning
 from forebay_autoscaler.seed import Seed
 
 BACK_OFF: Final = 0.9
 """Share of a load that missed the objective which becomes the limit."""
+FALL_MAX: Final = 0.75
+"""Share of a limit that one window leaves of it, where it began with the capacity model."""
 RECOVERY: Final = 1.02
-"""Growth of a lowered limit in each window that meets the objective."""
+"""Growth of a limit in each window that meets the objective with room to spare."""
+RAISED_MAX: Final = 1.5
+"""Most that a limit may rise over what the capacity model expects."""
+ROOM: Final = 0.5
+"""Share of the allowed misses that may be used for the objective to be met with room to spare."""
 IDLE_LOAD: Final = 1.5
 """Requests at once in one worker at or below which a missed objective is not the load's fault."""
 IDLE_UTILISATION: Final = 0.3
 """The same for the busy share of a prefill worker."""
 NEARLY_FULL: Final = 0.8
 """Share of the limit that workers must carry for a met objective to prove that they could carry more."""
-STARTUP_MAX_S: Final = 600.0
-"""Longest start-up that is believed; what takes longer was stuck, not starting."""
+OVERLOAD: Final = 1.05
+"""Share of the limit beyond which a load is more than workers should carry."""
+STEADY: Final = 0.1
+"""Share by which what workers carry may differ from the window's mean to be steady."""
+SPEED_WEIGHT_MAX: Final = 0.5
+"""Most that one look changes of a speed."""
+SPEED_BOUNDS: Final = (0.2, 5.0)
+"""Measured over expected work that is believed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,17 +62,15 @@ class Learnt:
     """Knowledge about one pool's workers."""
 
     work_s: float | None = None
-    """Work of one request, as in model.Capacity."""
+    """Work of one request in a full worker, as in model.Capacity, when it was last measured."""
+    speed: float | None = None
+    """Measured over expected work; None until measured, or without a capacity model."""
     limit: float | None = None
     """Learnt limit; None while the initial one holds."""
     limit_changed_s: float = float("-inf")
-    ready: int = 0
-    """Ready workers when last seen."""
     ready_changed_s: float = float("-inf")
-    startup_s: float = 0.0
-    """Time from ordering workers to their being ready; 0 until measured."""
-    ordered_s: float | None = None
-    """When workers that are not ready yet were ordered."""
+    orders: Orders = field(default_factory=Orders)
+    """Workers on their way, and how long they take."""
     queued_since_s: float | None = None
     """Since when requests have waited in the engines at every look; None when the last look saw no queue."""
 
@@ -66,6 +81,8 @@ class Latency:
 
     ttft_met: bool | None
     tpot_met: bool | None
+    room: bool = False
+    """Whether both were met with room to spare."""
 
     def missed_by(self, role: Role) -> bool:
         """Whether more requests than the target allows missed what workers of this role decide."""
@@ -86,24 +103,30 @@ class Latency:
 def latency_of(signals: ServiceSignals, objective: Objective, tuning: Tuning) -> Latency:
     """Compare the share of requests within each bound with the target."""
 
-    def met(within_per_s: float | None, per_s: float | None) -> bool | None:
+    def met(within_per_s: float | None, per_s: float | None, target: float) -> bool | None:
         if within_per_s is None or per_s is None or per_s * tuning.rate_window_s < tuning.samples_min:
             return None
-        return within_per_s >= objective.target * per_s
+        return within_per_s >= target * per_s
 
+    ttft = signals.ttft_within_per_s.known, signals.ttft_per_s.known
+    tpot = signals.tpot_within_per_s.known, signals.tpot_per_s.known
+    higher = 1.0 - ROOM * (1.0 - objective.target)
     return Latency(
-        ttft_met=met(signals.ttft_within_per_s.known, signals.ttft_per_s.known),
-        tpot_met=met(signals.tpot_within_per_s.known, signals.tpot_per_s.known),
+        ttft_met=met(*ttft, objective.target),
+        tpot_met=met(*tpot, objective.target),
+        room=met(*ttft, higher) is True and met(*tpot, higher) is not False,
     )
 
 
 def capacity_of(pool: PoolPolicy, learnt: Learnt, objective: Objective, seed: Seed | None) -> Capacity:
     """One worker's capacity as known now; what was never measured is as the capacity model expects."""
-    work_s = learnt.work_s if learnt.work_s is not None or seed is None else seed.work_s
+    work_s = learnt.work_s if seed is None else seed.work_s * (learnt.speed or 1.0)
     limit = initial_limit(pool, work_s, objective, seed) if learnt.limit is None else learnt.limit
     if pool.role is not Role.PREFILL:
         limit = min(limit, pool.concurrency_max)
-    return Capacity(work_s, limit, measured=learnt.work_s is not None)
+    amplification = 1.0 if seed is None else seed.amplification
+    measured = learnt.work_s is not None if seed is None else learnt.speed is not None
+    return Capacity(work_s, limit, measured=measured, amplification=amplification)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +136,8 @@ class Evidence:
     latency: Latency
     queued_lately: bool
     """Whether requests waited anywhere within the last window: then late first tokens are the queue's doing."""
+    rate_per_s: float | None
+    """What is asked of the service now."""
     objective: Objective
     tuning: Tuning
 
@@ -125,6 +150,8 @@ class Facts:
     signals: PoolSignals
     seed: Seed | None
     """What the capacity model expects of a worker; None when it cannot say."""
+    share: float
+    """Of the service's requests that are this pool's."""
     now_s: float
 
 
@@ -132,26 +159,23 @@ def learn(pool: PoolPolicy, learnt: Learnt, facts: Facts, evidence: Evidence) ->
     """Knowledge after one more observation."""
     counts, now_s = facts.counts, facts.now_s
     learnt = _learn_queue(_learn_sizes(learnt, counts, now_s), counts, facts.signals, now_s)
-    learnt = replace(learnt, work_s=_learn_work_s(pool.role, learnt, facts, evidence.tuning))
+    overloaded = _is_overloaded(pool, learnt, facts, evidence)
+    calm = not overloaded and not evidence.queued_lately and _is_steady(pool.role, facts)
+    if calm or capacity_of(pool, learnt, evidence.objective, facts.seed).work_s is None:
+        learnt = _learn_work(pool.role, learnt, facts, evidence.tuning)
     settled = now_s - max(learnt.limit_changed_s, learnt.ready_changed_s) >= evidence.tuning.rate_window_s
     if counts.ready == 0 or counts.ready < counts.wanted or not settled:
         return learnt
     if facts.signals.waiting.known is None:  # whether requests queue is not known, so neither is whose fault latency is
         return learnt
-    limit = _learn_limit(pool, learnt, facts, evidence)
+    limit = _learn_limit(pool, learnt, facts, evidence, overloaded=overloaded)
     return learnt if limit == learnt.limit else replace(learnt, limit=limit, limit_changed_s=now_s)
 
 
 def _learn_sizes(learnt: Learnt, counts: PoolCounts, now_s: float) -> Learnt:
-    came = counts.ready > learnt.ready
-    if counts.ready != learnt.ready:
-        learnt = replace(learnt, ready=counts.ready, ready_changed_s=now_s)
-    if counts.ready < counts.wanted:
-        return learnt if learnt.ordered_s is not None else replace(learnt, ordered_s=now_s)
-    if learnt.ordered_s is None:
-        return learnt
-    startup_s = min(STARTUP_MAX_S, now_s - learnt.ordered_s) if came else learnt.startup_s
-    return replace(learnt, startup_s=startup_s, ordered_s=None)
+    orders = learnt.orders.follow(wanted=counts.wanted, ready=counts.ready, now_s=now_s)
+    changed_s = learnt.ready_changed_s if counts.ready == learnt.orders.ready else now_s
+    return replace(learnt, orders=orders, ready_changed_s=changed_s)
 
 
 def _learn_queue(learnt: Learnt, counts: PoolCounts, signals: PoolSignals, now_s: float) -> Learnt:
@@ -161,27 +185,62 @@ def _learn_queue(learnt: Learnt, counts: PoolCounts, signals: PoolSignals, now_s
     return replace(learnt, queued_since_s=now_s if queued else None)
 
 
-def _learn_work_s(role: Role, learnt: Learnt, facts: Facts, tuning: Tuning) -> float | None:
+def _is_overloaded(pool: PoolPolicy, learnt: Learnt, facts: Facts, evidence: Evidence) -> bool:
+    """Whether workers had more to do than they should."""
+    capacity = capacity_of(pool, learnt, evidence.objective, facts.seed)
+    good_rate, ready = capacity.good_rate_per_s, facts.counts.ready
+    asked = (evidence.rate_per_s or 0.0) * facts.share
+    if good_rate is not None and asked > OVERLOAD * good_rate * ready:
+        return True
+    load = load_per_worker(pool.role, capacity.work_s, facts.counts, facts.signals)
+    return load is not None and load > OVERLOAD * capacity.limit
+
+
+def _is_steady(role: Role, facts: Facts) -> bool:
+    """Whether workers carry about what they carried over the window, in which finished requests were worked on."""
+    now, mean = facts.signals.running.known, facts.signals.running_mean.known
+    if role is Role.PREFILL or now is None or mean is None:
+        return True
+    return abs(now - mean) <= max(2.0 * math.sqrt(mean), STEADY * mean)
+
+
+def _learn_work(role: Role, learnt: Learnt, facts: Facts, tuning: Tuning) -> Learnt:
     counts, signals, seed = facts.counts, facts.signals, facts.seed
     measured = work_per_request_s(role, signals, counts.ready)
     if measured is None:
-        return learnt.work_s
-    running = signals.running_mean.known
-    if seed is not None and running is not None:
-        measured *= seed.stretch(running / max(1, counts.ready))
-    if learnt.work_s is None:
-        return measured
+        return learnt
     samples = (signals.finished_per_s.known or 0.0) * tuning.rate_window_s
-    return (measured * samples + learnt.work_s * tuning.samples_min) / (samples + tuning.samples_min)
+    weight = samples / (samples + tuning.samples_min)
+    if seed is None:
+        before = learnt.work_s
+        return replace(learnt, work_s=measured if before is None else before + weight * (measured - before))
+    speed = _speed(role, measured, facts, seed)
+    before_speed = learnt.speed or 1.0
+    weight = weight if learnt.speed is None else min(weight, SPEED_WEIGHT_MAX)
+    blended = before_speed + weight * (speed - before_speed)
+    return replace(learnt, speed=blended, work_s=seed.work_s * blended)
 
 
-def load_per_worker(role: Role, learnt: Learnt, counts: PoolCounts, signals: PoolSignals) -> float | None:
+def _speed(role: Role, measured: float, facts: Facts, seed: Seed) -> float:
+    """Measured over expected work."""
+    low, high = SPEED_BOUNDS
+    if role is Role.PREFILL:
+        # Engines take prompts in turn or together: the work lies between what either would mean.
+        longest = facts.signals.service_time_s.known or measured
+        expected = min(max(seed.work_s, measured), longest)
+        return min(high, max(low, expected / seed.work_s))
+    load = facts.signals.running_mean.known
+    ratio = 1.0 if load is None else seed.time_ratio(load / max(1, facts.counts.ready))
+    return min(high, max(low, measured * ratio / seed.work_s))
+
+
+def load_per_worker(role: Role, work_s: float | None, counts: PoolCounts, signals: PoolSignals) -> float | None:
     """What each ready worker carried over the window, in units of the limit; None when unknown."""
     if counts.ready == 0:
         return None
     if role is Role.PREFILL:
         finished = signals.finished_per_s.known
-        return None if finished is None or learnt.work_s is None else finished * learnt.work_s / counts.ready
+        return None if finished is None or work_s is None else finished * work_s / counts.ready
     running = signals.running_mean.known
     return None if running is None else running / counts.ready
 
@@ -191,11 +250,14 @@ def is_idle(role: Role, load: float | None) -> bool:
     return load is not None and load <= (IDLE_UTILISATION if role is Role.PREFILL else IDLE_LOAD)
 
 
-def _learn_limit(pool: PoolPolicy, learnt: Learnt, facts: Facts, evidence: Evidence) -> float | None:
-    load = load_per_worker(pool.role, learnt, facts.counts, facts.signals)
+def _learn_limit(
+    pool: PoolPolicy, learnt: Learnt, facts: Facts, evidence: Evidence, *, overloaded: bool
+) -> float | None:
+    capacity = capacity_of(pool, learnt, evidence.objective, facts.seed)
+    load = load_per_worker(pool.role, capacity.work_s, facts.counts, facts.signals)
     if load is None or is_idle(pool.role, load):
         return learnt.limit
-    start = initial_limit(pool, learnt.work_s, evidence.objective, facts.seed)
+    start = initial_limit(pool, capacity.work_s, evidence.objective, facts.seed)
     limit = start if learnt.limit is None else learnt.limit
     if learnt.queued_since_s is not None:
         cramped = pool.role is not Role.PREFILL and load < BACK_OFF * limit
@@ -203,8 +265,12 @@ def _learn_limit(pool: PoolPolicy, learnt: Learnt, facts: Facts, evidence: Evide
         return load if cramped and lasted else learnt.limit
     latency = replace(evidence.latency, ttft_met=None) if evidence.queued_lately else evidence.latency
     if latency.missed_by(pool.role):
-        return min(limit, BACK_OFF * load)
-    if not latency.met_by(pool.role):
+        if overloaded:
+            return learnt.limit
+        lowest = 0.0 if facts.seed is None else FALL_MAX * limit
+        return min(limit, max(lowest, BACK_OFF * load))
+    if not latency.met_by(pool.role) or not latency.room:
         return learnt.limit
-    ceiling = pool.concurrency_max if pool.role is not Role.PREFILL and load >= NEARLY_FULL * limit else start
+    full = pool.role is not Role.PREFILL and load >= NEARLY_FULL * limit
+    ceiling = min(pool.concurrency_max, RAISED_MAX * start) if full else start
     return min(ceiling, limit * RECOVERY) if limit < ceiling else learnt.limit

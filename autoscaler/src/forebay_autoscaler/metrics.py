@@ -12,7 +12,7 @@ from prometheus_client import (
     ProcessCollector,
 )
 
-from forebay_autoscaler.decide import Decision
+from forebay_autoscaler.decision import Decision
 from forebay_autoscaler.queries import Signal
 from forebay_autoscaler.state import Action
 

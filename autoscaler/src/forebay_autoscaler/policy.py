@@ -9,6 +9,7 @@ from forebay_api.acceleratorclass import AcceleratorClassSpec
 from forebay_api.durations import parse_duration_s
 from forebay_api.modelservice import AutoscalingMode, ModelServiceSpec, Pool, Role
 from forebay_api.objective import Objective
+from forebay_autoscaler.fitted import Fitted
 from forebay_autoscaler.observation import ServiceKey
 from forebay_capacity.errors import CapacityError
 from forebay_capacity.fits import worker_of_pool
@@ -27,8 +28,8 @@ class Tuning:
 
     rate_window_s: float = 60.0
     """Window of rates and means."""
-    burst_window_s: float = 20.0
-    """Short window that sees a step early."""
+    burst_window_s: float = 35.0
+    """Short window that sees a step early: two scrapes of 15 s and a little."""
     drain_horizon_s: float = 15.0
     """Time in which a backlog should be worked off."""
     headroom: float = 0.1
@@ -37,6 +38,8 @@ class Tuning:
     """Finished requests in a window below which nothing is learnt from them."""
     growth_max: int = 8
     """Workers a pool may gain in one decision; a larger pool may double."""
+    startup_s: float = 120.0
+    """Time that a worker is taken to need before one was seen to start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +54,7 @@ class PoolPolicy:
     """Accelerators of one worker."""
     concurrency_max: float
     """Requests one worker can run at once, by the engine's limits."""
-    worker: Worker | None = None
+    worker: Worker | Fitted | None = None
     """The worker as the capacity model sees it; None when model or accelerator are not known to it."""
 
 

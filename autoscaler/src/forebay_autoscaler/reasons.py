@@ -3,9 +3,15 @@
 "3 → 5: 41 req/s asked, one worker does 8.9 good/s, 2.1 s of backlog"
 """
 
+from typing import Final
+
 from forebay_autoscaler.constraints import Constraint, Proposal
-from forebay_autoscaler.model import Capacity, Demand
+from forebay_autoscaler.demand import Demand
+from forebay_autoscaler.model import Capacity
 from forebay_autoscaler.state import Action
+
+TOLD: Final = 1.15
+"""Ratio of the planned to the present rate from which it is told."""
 
 
 def number(value: float) -> str:
@@ -47,6 +53,8 @@ def _facts(demand: Demand | None, capacity: Capacity) -> str:
         facts = ["arrivals unknown"]
     else:
         facts = [f"{number(rate_per_s)} req/s asked" if rate_per_s > 0 else "nothing asked"]
+    if rate_per_s is not None and demand.planned_per_s >= TOLD * max(rate_per_s, 0.1):
+        facts.append(f"{number(demand.planned_per_s)} to plan for within {number(demand.lead_s)} s")
     if good_rate is None:
         facts.append("one worker's rate not measured yet")
         if demand.backlog >= 1:

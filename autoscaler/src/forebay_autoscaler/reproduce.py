@@ -11,7 +11,8 @@ from itertools import zip_longest
 from typing import Any
 
 from forebay_autoscaler.codec import Stored, decode, digest, encode
-from forebay_autoscaler.decide import Decision, decide
+from forebay_autoscaler.decide import decide
+from forebay_autoscaler.decision import Decision
 from forebay_autoscaler.state import ServiceState
 
 

@@ -5,18 +5,28 @@ For the mean request of the service (prompt, cached part, answer) a worker holds
     its engine allows,  its KV cache holds at their full length,  and decode together with a step no longer than the TPOT;
 
 in a mixed worker each of B sequences also brings its share of prefill to every step, B * uncached / output tokens. At that
-batch one step takes T, and a request output * T (plus its prefill in a mixed worker). A request that was *measured* beside
-fewer others took less: `stretch` is by how much longer it will take in a full worker, T(full) / T(now).
+batch one step takes T, and a request output * T (plus its prefill in a mixed worker).
 
-Everything is an expectation; learn.py lets measurements win.
+*At the objective's percentile.* The number in work varies around its mean. Near the TPOT a step grows with the batch, so a few
+more requests make all slower, and more are in work when the next ones come. For such a system (a delay a beside processor
+sharing, T = a + c B) variance over mean of B is T / a where Poisson arrivals alone would give 1: the `amplification` of the
+margin in model.py. In a mixed worker the prefills that happen to fall into an answer of n tokens add to its mean step: their
+number is Poisson, so the answer's time per token has a deviation of s * sqrt(x T (1 + v) / n), with s seconds of prefill,
+x requests a second and v the squared variation of prompts; the TPOT must hold with the target's quantile of it on top.
+
+`time_ratio` says how much longer a request takes beside `load` others than in a full worker, so that a measurement at any
+load tells the speed of the worker: learn.py.
 """
 
+import math
 from dataclasses import dataclass
 from functools import lru_cache
+from statistics import NormalDist
 from typing import Final
 
 from forebay_api.modelservice import Role
 from forebay_api.objective import Objective
+from forebay_autoscaler.fitted import Fitted
 from forebay_autoscaler.observation import ServiceSignals
 from forebay_capacity.batch import largest_batch, prefill_seconds
 from forebay_capacity.memory import sequences_at
@@ -25,6 +35,12 @@ from forebay_capacity.worker import Worker
 
 CACHE_SIZE: Final = 8192
 """Expectations kept: a few for each pool."""
+PROMPT_VARIATION: Final = 1.0
+"""Squared coefficient of variation that prompts are taken to have."""
+SHORT_ANSWER: Final = 0.5
+"""Share of the mean answer for which the TPOT must hold beside prefills: shorter ones are few tokens of the whole."""
+AMPLIFICATION_MAX: Final = 6.0
+"""A step that is nearly all load would ask for a margin without end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,22 +74,26 @@ class Seed:
     role: Role
     timer: StepTimer
     lanes: int
+    amplification: float = 1.0
+    """Variance over mean of the requests in work, where the limit is the TPOT's."""
 
-    def stretch(self, load: float) -> float:
-        """How much longer a request takes in a full worker than beside `load` others; at least 1."""
+    def time_ratio(self, load: float) -> float:
+        """Time of a request in a full worker over its time beside `load` requests; below 1 beyond the limit."""
         if self.role is Role.PREFILL or self.limit is None:
             return 1.0
         now = step_s(self.timer, self.role, self.mix, max(1.0, load / self.lanes))
-        return max(1.0, step_s(self.timer, self.role, self.mix, self.limit / self.lanes) / now)
+        return step_s(self.timer, self.role, self.mix, self.limit / self.lanes) / now
 
 
 def mix_of(signals: ServiceSignals, *, window_s: float, samples_min: float) -> Mix | None:
     """The mean request of the window, rounded to two digits; None with too few."""
-    arrived, prompt = signals.arrived_per_s.known, signals.prompt_tokens_per_s.known
-    output, cached = signals.output_tokens_per_s.known, signals.cached_tokens_per_s.known
-    if not arrived or not prompt or not output or arrived * window_s < samples_min:
+    # Tokens are counted as requests end, so they are of those that ended: while demand rises, fewer than arrived.
+    ended = (signals.tpot_per_s | signals.arrived_per_s).known
+    prompt, output = signals.prompt_tokens_per_s.known, signals.output_tokens_per_s.known
+    if not ended or not prompt or not output or ended * window_s < samples_min:
         return None
-    return Mix(_rounded(prompt / arrived), _rounded((cached or 0.0) / arrived), _rounded(output / arrived))
+    cached = signals.cached_tokens_per_s.known or 0.0
+    return Mix(_rounded(prompt / ended), _rounded(cached / ended), _rounded(output / ended))
 
 
 def _rounded(tokens: float) -> int:
@@ -82,20 +102,32 @@ def _rounded(tokens: float) -> int:
 
 
 @lru_cache(maxsize=CACHE_SIZE)
-def expect(worker: Worker, role: Role, mix: Mix, objective: Objective, sequences_max: float) -> Seed | None:
+def expect(worker: Worker | Fitted, role: Role, mix: Mix, objective: Objective, sequences_max: float) -> Seed | None:
     """What the worker should do; None when it cannot meet the TPOT even alone, or holds no such request."""
-    timer, lanes = timer_of(worker), worker.lanes
+    fitted = _fitted(worker, mix.prompt + mix.output)
+    timer, lanes = fitted.timer, fitted.lanes
+    prefill_s = prefill_seconds(timer, max(1, mix.prompt), cached_tokens=mix.cached, chunk_tokens=fitted.chunk_tokens)
     if role is Role.PREFILL:
-        work_s = prefill_seconds(timer, max(1, mix.prompt), cached_tokens=mix.cached) / lanes
-        return Seed(work_s, None, mix, role, timer, lanes)
-    by_engine, by_memory = int(sequences_max / lanes), sequences_at(worker, mix.prompt + mix.output) // lanes
-    batch = min(by_engine, by_memory, _largest_batch(timer, role, mix, objective.tpot_s))
+        return Seed(prefill_s / lanes, None, mix, role, timer, lanes)
+    held = fitted.kv_tokens // (mix.prompt + mix.output)
+    by_engine, by_memory = int(sequences_max / lanes), held // lanes
+    by_tpot = _largest_batch(timer, role, mix, objective, prefill_s)
+    batch = min(by_engine, by_memory, by_tpot)
     if batch < 1:
         return None
-    work_s = mix.output * step_s(timer, role, mix, batch)
-    if role is Role.MIXED:
-        work_s += prefill_seconds(timer, max(1, mix.prompt), cached_tokens=mix.cached)
-    return Seed(work_s, float(batch * lanes), mix, role, timer, lanes)
+    full_s = step_s(timer, role, mix, batch)
+    work_s = mix.output * full_s + (prefill_s if role is Role.MIXED else 0.0)
+    # Where slots or memory end first, more requests wait and slow nobody down.
+    slows = batch == by_tpot
+    amplification = min(AMPLIFICATION_MAX, full_s / step_s(timer, role, mix, 1)) if slows else 1.0
+    return Seed(work_s, float(batch * lanes), mix, role, timer, lanes, amplification)
+
+
+def _fitted(worker: Worker | Fitted, length: int) -> Fitted:
+    """The worker by its step times; its KV cache as large as it is for sequences of this length (windows end growing)."""
+    if isinstance(worker, Fitted):
+        return worker
+    return Fitted(timer_of(worker), sequences_at(worker, length) * length, lanes=worker.lanes)
 
 
 def step_s(timer: StepTimer, role: Role, mix: Mix, sequences: float) -> float:
@@ -109,10 +141,20 @@ def step_s(timer: StepTimer, role: Role, mix: Mix, sequences: float) -> float:
     )
 
 
-def _largest_batch(timer: StepTimer, role: Role, mix: Mix, tpot_s: float) -> int:
-    """Most sequences with steps within the TPOT; step time grows with every sequence, so halving finds it."""
-    low, high = 0, largest_batch(timer, mix.context, tpot_s)
+def _largest_batch(timer: StepTimer, role: Role, mix: Mix, objective: Objective, prefill_s: float) -> int:
+    """Most sequences within the TPOT at the target's percentile; step time grows with every sequence: halving finds it."""
+    quantile = max(0.0, NormalDist().inv_cdf(min(objective.target, 0.9999)))
+    answer = max(1.0, SHORT_ANSWER * mix.output)
+
+    def within(sequences: int) -> bool:
+        time_s = step_s(timer, role, mix, sequences)
+        if role is Role.MIXED:
+            prefills = sequences / max(1, mix.output) * (1.0 + PROMPT_VARIATION)  # a step, variation included
+            time_s += quantile * prefill_s * math.sqrt(prefills / answer)
+        return time_s <= objective.tpot_s
+
+    low, high = 0, largest_batch(timer, mix.context, objective.tpot_s)
     while low < high:
         middle = (low + high + 1) // 2
-        low, high = (middle, high) if step_s(timer, role, mix, middle) <= tpot_s else (low, middle - 1)
+        low, high = (middle, high) if within(middle) else (low, middle - 1)
     return low

@@ -130,7 +130,7 @@ _OPTIONS: Final = (
     _Option("--interval", "10s", _duration, "time between two decisions", "TIME"),
     _Option("--rate-window", "1m", _duration, "window of rates; at least four scrape intervals", "TIME"),
     _Option(
-        "--burst-window", "20s", _duration, "short window that sees a step early; at least two scrape intervals", "TIME"
+        "--burst-window", "35s", _duration, "short window that sees a step early; at least two scrape intervals", "TIME"
     ),
     _Option(
         "--attainment-window",
@@ -204,6 +204,7 @@ def parse_settings(arguments: Sequence[str], environment: Mapping[str, str]) -> 
             rate_window_s=given["rate_window"],
             burst_window_s=given["burst_window"],
             drain_horizon_s=given["drain_horizon"] or given["rate_window"] / 4,
+            startup_s=2 * given["rate_window"],
         ),
         elects=given["leader_election"],
         lease_name=given["lease_name"],

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from forebay_autoscaler.constraints import Constraint
+from forebay_autoscaler.forecast import Forecast
 from forebay_autoscaler.learn import Learnt
 from forebay_autoscaler.observation import Writer
 from forebay_autoscaler.seed import Mix
@@ -61,3 +62,5 @@ class ServiceState:
     """When requests last waited anywhere."""
     mix: Mix | None = None
     """The mean request when there last were enough of them."""
+    forecast: Forecast = field(default_factory=Forecast)
+    """Past demand, and what it says of the next minutes."""

@@ -13,7 +13,7 @@ from forebay_api.conditions import Condition, ConditionStatus, merge_conditions
 from forebay_api.modelservice import AutoscalingMode
 from forebay_api.names import METRICS_FRESH, SCALING_ACTIVE
 from forebay_autoscaler.constraints import Constraint
-from forebay_autoscaler.decide import Decision
+from forebay_autoscaler.decision import Decision
 from forebay_autoscaler.state import Action
 
 OWN_CONDITIONS: Final = (METRICS_FRESH, SCALING_ACTIVE)

@@ -39,9 +39,9 @@ def frontier(lines: Sequence[Line], target: float) -> str:
         if line.bound:
             axes.axvline(hours.mean, color=BOUND, linewidth=1, linestyle=(0, (1, 2)))
     axes.set_ylim(low - 0.02, 1.015)
-    hours = [taken.mean for _, taken, _ in shown]
-    room = 0.12 * max(hours)
-    axes.set_xlim(min(hours) - room, max(hours) + 2.2 * room)  # names stand to the right of their points
+    taken = [hours.mean for _, hours, _ in shown]
+    room = 0.12 * max(taken)
+    axes.set_xlim(min(taken) - room, max(taken) + 2.2 * room)  # names stand to the right of their points
     axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     axes.set_xlabel("GPU-hours")
     axes.set_title("Requests within the objective, against what it took", loc="left")

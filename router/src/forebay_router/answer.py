@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Protocol
 
+from forebay_router.admission.patience import ENDLESS, Patience
 from forebay_router.errors import FailureReason, WorkerFailure
 from forebay_router.headers import Headers, index
 from forebay_router.sse import EventScanner
@@ -105,6 +106,8 @@ class Answer:
     first_byte_deadline_s = math.inf
     total_deadline_s = math.inf
     idle_limit_s = math.inf
+    patience: Patience = ENDLESS
+    """How long the client waits."""
     collected = False
     """The router itself reads it, as one piece."""
     carrier_lost = False
@@ -256,6 +259,11 @@ class Answer:
 
     def overdue(self, now_s: float) -> FailureReason | None:
         """Which limit is exceeded at `now_s`, if any."""
+        patience = self.patience
+        if patience is not ENDLESS and (
+            now_s > patience.total_s or (not self.opened and now_s > patience.first_byte_s)
+        ):
+            return FailureReason.DEADLINE
         if now_s > self.total_deadline_s:
             return FailureReason.TOTAL_TIMEOUT
         if not self.opened:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from forebay_router import rewriting
 from forebay_router.accounting import Record
+from forebay_router.admission.patience import patience_of
 from forebay_router.answer import Answer
 from forebay_router.endpoints import Endpoint
 from forebay_router.errors import FailureReason, WorkerFailure
@@ -134,6 +135,7 @@ class Attempt:
         answer.total_deadline_s = self.request.received.received_s + limits.total_s
         answer.first_byte_deadline_s = now_s + limits.first_byte_s if prompt_answer else answer.total_deadline_s
         answer.idle_limit_s = limits.idle_s
+        answer.patience = patience_of(self.request.received, stream=self.request.parsed.stream)
         return answer
 
     def _send(self, worker: Worker, body: bytes, answer: Answer) -> None:
@@ -169,8 +171,9 @@ class Attempt:
 
     def _opened(self, answer: Answer) -> None:
         """Raises WorkerFailure where another worker may do better."""
-        self.asked.strikes = 0
         check_opening(answer, content_begun=self.request.reply.content_begun, own_key=self.upstreams.access.own_key)
+        if answer.status < 400:
+            self.place.answered(self.asked)
         if answer.collected:
             self._prefilled(answer)
         else:

@@ -17,7 +17,7 @@ import uvicorn
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
 
-from forebay_router import errors, metrics
+from forebay_router import errors, metrics, showing
 from forebay_router.discovery.source import Discovery
 from forebay_router.endpoints import ENDPOINTS
 from forebay_router.explaining import explain_request
@@ -102,6 +102,7 @@ def _gauges(router: Router, discovery: Discovery, kv_events: KvEvents) -> Iterat
                 labels = (*of_service, ("pool", pool), ("role", stats.role), ("state", state.value))
                 yield metrics.WORKERS, labels, count
         yield from _prefix_gauges(router, service, of_service)
+        yield from showing.samples(router.tools.placing, service, of_service)
         yield from _cache_gauges(router, kv_events, service, of_service)
     yield from _index_gauges(router, kv_events)
     yield from _mesh_gauges(router.mesh)
@@ -163,7 +164,7 @@ def _worker_state(router: Router, worker: Worker, now_s: float) -> dict[str, Any
         "role": spec.role.value,
         "revision": spec.revision,
         "state": spec.state.value,
-        "resting": worker.resting_until_s > 0,
+        "health": showing.health_state(worker.health, now_s),
         "requests": worker.load.requests,
         "prompt_tokens": worker.load.prompt_tokens,
         "output_tokens": worker.load.output_tokens,
@@ -187,6 +188,7 @@ def _service_state(router: Router, service: Service, now_s: float) -> dict[str, 
         },
         "in_flight": service.stats.in_flight,
         "pending": service.stats.pending,
+        "queue": showing.queue_state(router.tools.placing, service, now_s),
         "prompt_tokens_per_byte": round(known.tokens_per_byte, 4) if known else None,
         "workers": [_worker_state(router, worker, now_s) for worker in service.workers.values()],
     }

@@ -49,6 +49,12 @@ class FailureReason(StrEnum):
     """No worker became ready within the time a request is held."""
     QUEUE_FULL = "queue_full"
     """Too many requests were held already."""
+    OVERLOADED = "overloaded"
+    """The workers had no room within the time a request may wait for it."""
+    DEADLINE = "deadline"
+    """It could not have been answered within the time its client gives it."""
+    FROZEN = "frozen"
+    """The worker made no progress with anything, whatever its health check says."""
     SHUTDOWN = "shutdown"
     """The router stopped before the request had ended."""
     ROUTER_ERROR = "router_error"
@@ -142,6 +148,12 @@ def bad_body(message: str, param: str | None = None) -> RequestRefused:
     return RequestRefused(400, message, param=param, code="invalid_body")
 
 
+def bad_header(name: bytes, fix: str) -> RequestRefused:
+    """A header of the router's own that cannot be read."""
+    shown = name.decode()
+    return RequestRefused(400, f"The header `{shown}` cannot be read; {fix}.", param=shown, code="invalid_header")
+
+
 def body_too_large(limit_bytes: int) -> RequestRefused:
     """The body is above the limit."""
     return RequestRefused(
@@ -198,6 +210,42 @@ def queue_full(model: str, retry_after_s: int) -> RequestRefused:
     )
 
 
+def queue_share(model: str, retry_after_s: int) -> RequestRefused:
+    """The queue is full, and the client's own tenant has the most in it."""
+    return RequestRefused(
+        429,
+        f"Too many requests are waiting for model `{model}`, most of them yours; send fewer at a time, or try again later.",
+        type="rate_limit_error",
+        code="queue_share_exceeded",
+        retry_after_s=retry_after_s,
+        reason=FailureReason.QUEUE_FULL,
+    )
+
+
+def overloaded(model: str, retry_after_s: int) -> RequestRefused:
+    """Workers are there, and were full for as long as a request may wait."""
+    return RequestRefused(
+        503,
+        f"All workers of model `{model}` are busy; try again later.",
+        type="service_unavailable",
+        code="overloaded",
+        retry_after_s=retry_after_s,
+        reason=FailureReason.OVERLOADED,
+    )
+
+
+def deadline(model: str, retry_after_s: int) -> RequestRefused:
+    """By the predicted wait, or by now, the answer would come after the client has given up."""
+    return RequestRefused(
+        503,
+        f"The request cannot be answered by model `{model}` within the time that it allows; try again later or allow more.",
+        type="service_unavailable",
+        code="deadline_unreachable",
+        retry_after_s=retry_after_s,
+        reason=FailureReason.DEADLINE,
+    )
+
+
 def shutting_down() -> RequestRefused:
     """The router's drain limit is over."""
     return RequestRefused(
@@ -225,11 +273,13 @@ _FAILURE_STATUS = {
     FailureReason.FIRST_BYTE_TIMEOUT: (504, "The worker did not begin its answer in time."),
     FailureReason.IDLE_TIMEOUT: (504, "The worker stopped answering."),
     FailureReason.TOTAL_TIMEOUT: (504, "The request took longer than allowed."),
+    FailureReason.DEADLINE: (504, "The request was not answered within the time that it allows."),
     FailureReason.CONNECT: (503, "No worker could be reached."),
     FailureReason.RESET: (502, "The worker closed the connection before answering."),
     FailureReason.CUT_OFF: (502, "The worker's answer ended before it was complete."),
     FailureReason.ABORTED: (503, "The worker stopped this answer before it was complete."),
     FailureReason.SHUTDOWN: (503, "The router is shutting down."),
+    FailureReason.FROZEN: (503, "The worker stopped working on its requests."),
     FailureReason.BAD_ANSWER: (502, "The worker's answer could not be understood."),
 }
 

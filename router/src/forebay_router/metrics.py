@@ -175,6 +175,31 @@ MESH_EXPIRED = Family(
 MESH_SILENCE = Family(
     _PREFIX + "mesh_silence_seconds", Kind.GAUGE, (), "Time since the peer that has been silent longest was heard."
 )
+QUEUE_REQUESTS = Family(
+    _PREFIX + "queue_requests", Kind.GAUGE, (*_SERVICE, "priority"), "Requests that wait for room on a worker."
+)
+QUEUE_BYTES = Family(_PREFIX + "queue_bytes", Kind.GAUGE, (*_SERVICE, "priority"), "Bytes of their bodies.")
+QUEUE_SERVED = Family(
+    _PREFIX + "queue_served_total", Kind.COUNTER, (*_SERVICE, "priority"), "Requests that waited and got their turn."
+)
+QUEUE_SECONDS = Family(
+    _PREFIX + "queue_wait_seconds_total", Kind.COUNTER, (*_SERVICE, "priority"), "Time that those waited, added up."
+)
+QUEUE_REFUSED = Family(
+    _PREFIX + "queue_refused_total", Kind.COUNTER, (*_SERVICE, "priority", "reason"),
+    "Requests refused: the queue was full; it was full and most of it their tenant's; they could not be answered within their "
+    "client's time; the workers had no room, or there was none, for as long as they may wait.",
+)  # fmt: skip
+WORKERS_EJECTED = Family(
+    _PREFIX + "workers_ejected", Kind.GAUGE, (*_POOL, "cause"), "Ready workers that are left alone, by cause."
+)
+EJECTIONS = Family(
+    _PREFIX + "ejections_total", Kind.COUNTER, (*_POOL, "cause"), "Times that a worker was left alone, by cause."
+)
+EJECTIONS_SPARED = Family(
+    _PREFIX + "ejections_spared_total", Kind.COUNTER, _POOL,
+    "Times that a failing worker was left in because too few others were there.",
+)  # fmt: skip
 PROCESSES = Family(_PREFIX + "processes", Kind.GAUGE, (), "Processes of this router that answer.")
 PROCESS_RESTARTS = Family(
     _PREFIX + "process_restarts_total", Kind.COUNTER, (), "Processes that ended by themselves and were begun again."
@@ -220,6 +245,7 @@ FAMILIES = (
     FILE_FAILURES, FILE_VALID, BODY_BYTES, BODIES_REFUSED, KEEP_ALIVES,
     INDEX_WORKERS, TOKENISED,
     MESH_PEERS, MESH_MESSAGES, MESH_TROUBLES, MESH_LEASES, MESH_EXPIRED, MESH_SILENCE, PROCESSES, PROCESS_RESTARTS,
+    QUEUE_REQUESTS, QUEUE_BYTES, QUEUE_SERVED, QUEUE_SECONDS, QUEUE_REFUSED, WORKERS_EJECTED, EJECTIONS, EJECTIONS_SPARED,
 )  # fmt: skip
 
 

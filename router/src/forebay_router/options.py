@@ -176,7 +176,7 @@ GROUPS: tuple[tuple[str, tuple[Option, ...]], ...] = (
             Option("--first-byte-timeout", duration_s, "120s", "TIME", "until a stream begins; then another worker is tried"),
             Option("--idle-timeout", duration_s, "60s", "TIME", "longest silence within an answer"),
             Option("--total-timeout", duration_s, "1h", "TIME", "for a whole request"),
-            Option("--hold-timeout", duration_s, "30s", "TIME", "a request may wait for a worker; then 503 with Retry-After"),
+            Option("--hold-timeout", duration_s, "30s", "TIME", "a request may wait while there is no worker; then 503"),
             Option("--upstream-idle", duration_s, "3s", "TIME", "idle worker connections are kept; less than the engine's 5s"),
             Option("--client-idle", duration_s, "75s", "TIME", "idle client connections are kept"),
             Option("--keep-alive", duration_s, None, "TIME", "silence after which a stream gets a comment (default: never)"),
@@ -187,7 +187,8 @@ GROUPS: tuple[tuple[str, tuple[Option, ...]], ...] = (
         "Bounds",
         (
             Option("--attempts", count, "3", "N", "attempts on different workers before an answer has begun"),
-            Option("--hold-limit", count, "1000", "N", "requests that may wait for a worker, per model service"),
+            Option("--hold-limit", count, "4000", "N", "requests that may wait, per model service and priority"),
+            Option("--hold-bytes", size_bytes, "256MiB", "SIZE", "of their bodies, per model service and priority"),
             Option("--worker-limit", count, None, "N", "requests in flight on one worker; more wait (default: no limit)"),
             Option("--index-blocks", count, "250000", "N", "prompt blocks in the prefix index, about 200 bytes each"),
             Option("--body-limit", size_bytes, "64MiB", "SIZE", "largest request body; above it 413"),

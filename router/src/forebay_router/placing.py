@@ -1,38 +1,46 @@
 """From a parsed request to a leased worker, or pair of workers.
 
 `Placing` joins the pure choice with the table: it finds the service, chooses and takes the leases in one synchronous step (two
-requests can never both see the same last free slot), and holds a request for which there is no worker yet. What the choice
-knows of workers' caches comes from the prefix index, which hears here of every prompt that is sent and of what became of it.
+requests can never both see the same last free slot), and lets a request wait for which there is no worker, or no room on one
+(`admission.room`). What the choice knows of workers' caches comes from the prefix index, which hears here of every prompt that
+is sent and of what became of it; what becomes of each attempt is told to the guard (`health`).
 """
 
 import asyncio
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import inf
 from random import Random
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
+from forebay_api.objective import Outcome
 from forebay_router import errors
 from forebay_router.accounting import Record
+from forebay_router.admission import room
+from forebay_router.admission.claim import Claim, Priority, claim_of, priority_of
 from forebay_router.choose import Choice, choose
+from forebay_router.errors import WorkerFailure
 from forebay_router.headers import SERVICE_HEADER
+from forebay_router.health.guard import Guard
 from forebay_router.index.prefix_index import NOWHERE, LookUp, PrefixIndex
 from forebay_router.learning import Trip, learn
 from forebay_router.leases import Lease
 from forebay_router.metrics import PoolStats
 from forebay_router.parsing import ParsedRequest
-from forebay_router.pending import Pending
+from forebay_router.pending import Pending, Refusal, Wait
 from forebay_router.predicting import Demand
+from forebay_router.reading import Received
 from forebay_router.rewriting import needs_one_worker
 from forebay_router.table import Service, ServiceKey, Worker, WorkerTable
 
 if TYPE_CHECKING:  # loaded where tokenizers are given only: it brings 20 MB
     from forebay_router.tokens.tokenizers import Tokenizers
 
-FIRST_REST_S = 0.25
-"""How long a worker that refused a connection is left alone; doubles with each further refusal."""
-LONGEST_REST_S = 8.0
+_LOW: Final = Priority.LOW
+ATTENTION_S: Final = 0.1
+"""A shorter predicted wait is nothing that a client's time limit or a queue could be about."""
 
 
 @dataclass(slots=True)
@@ -46,6 +54,11 @@ class Place:
     choice: Choice
     trip: Trip
     """What was promised."""
+    guard: Guard
+    filler: bool = False
+    """It is of low priority, and counted as such on its worker."""
+    failed: bool = False
+    """Its failure has been told to the guard."""
 
     @property
     def pools(self) -> tuple[PoolStats, ...]:
@@ -68,11 +81,23 @@ class Place:
             self.prefill.prefilled()
             self.prefill.release()
 
+    def answered(self, worker: Worker) -> None:
+        """A worker has begun to answer."""
+        if not worker.health.sound:
+            self.guard.answered(worker)
+
+    def broke(self, worker: Worker, failure: WorkerFailure) -> None:
+        """The attempt has failed, on this one of its workers."""
+        self.failed = True
+        self.guard.failed(worker, failure.reason, failure.message)
+
     def release(self) -> None:
         """Give everything back."""
         if self.prefill is not None and self.prefill.held:
             self.prefill.release()
         self.lease.release()
+        if self.filler:
+            self.lease.worker.fillers -= 1
 
     def __enter__(self) -> Self:
         return self
@@ -81,6 +106,15 @@ class Place:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.release()
+
+
+class Leaning(NamedTuple):
+    """How a request takes its place."""
+
+    visible: bool
+    """Its first token will be seen."""
+    filler: bool
+    """It is of low priority."""
 
 
 @dataclass(slots=True)
@@ -93,14 +127,18 @@ class Placing:
     hold_limit: int
     hold_s: float
     """How long a request for an unknown model is held while the list of workers is incomplete."""
+    hold_bytes: int
+    """Most bytes of bodies that wait for one service, at one priority."""
     tokenizers: "Tokenizers | None" = None
     """Turn prompts into tokens, for models whose tokenizer is known."""
+    guard: Guard = field(init=False)
     pending: Pending[Place] = field(init=False)
     _unknown: set["asyncio.Future[None]"] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         """Listen to the table."""
-        self.pending = Pending(limit=self.hold_limit, release=Place.release)
+        self.guard = Guard(self.table)
+        self.pending = Pending(self.table, Place.release, self.hold_limit, self.hold_bytes)
         self.table.on_change.append(self._on_change)
         self.table.on_complete.append(self._look_again)
         self.table.on_added.append(self._meet)
@@ -161,39 +199,76 @@ class Placing:
 
     # -- places -------------------------------------------------------------------------------------------------------
 
-    def place_now(self, service: Service, parsed: ParsedRequest, tried: frozenset[str]) -> Place | None:
-        """Leases for one attempt, if there is a worker for it, nobody waits for one and its tokens need not be waited for."""
+    def place_now(
+        self, service: Service, parsed: ParsedRequest, received: Received, tried: frozenset[str]
+    ) -> Place | None:
+        """Leases, if a worker has room, nobody waits for one and the prompt's tokens are known; raises RequestRefused."""
         if self._wants_tokens(service, parsed):
             return None
         look_up = self._look_up(service, parsed)
         if look_up is not None and not tried:
             self.index.arrived(str(service.spec.key), look_up)
-        if self.pending.queues and self.pending.waiting(service.spec.key):
+        if self.table.waiting and not tried and self.pending.waiting(service):
             return None
         demand = self._demand(service, parsed, tried, look_up)
-        return self._take(service, demand, look_up, visible=parsed.stream)
+        now_s = time.monotonic()
+        choice = choose(demand, service.snapshot, self.rng, now_s)
+        if choice is None:
+            return None
+        filler = priority_of(received, parsed.fields) is _LOW
+        expected = choice.prediction
+        if not tried and (filler or expected.wait_s > ATTENTION_S or not expected.comfortable):
+            self._check_patience(service, claim_of(received, parsed), choice, now_s)
+            if self._hold_s(service, choice, filler=filler) > 0:
+                return None
+        return self._take(service, choice, demand, look_up, Leaning(visible=parsed.stream, filler=filler))
 
-    async def place(self, service: Service, parsed: ParsedRequest, tried: frozenset[str]) -> Place:
-        """Leases for one attempt; raises RequestRefused when there is no worker within the hold time."""
+    async def place(self, service: Service, parsed: ParsedRequest, received: Received, tried: frozenset[str]) -> Place:
+        """Leases for one attempt; raises RequestRefused when it cannot wait for them, or waited in vain."""
         if self.tokenizers is not None and self._wants_tokens(service, parsed):
             await self.tokenizers.tell(parsed, service.spec.models)
-            place = self.place_now(service, parsed, tried)
+            place = self.place_now(service, parsed, received, tried)
             if place is not None:
                 return place
         look_up = self._look_up(service, parsed)
         demand = self._demand(service, parsed, tried, look_up)
-        visible, key = parsed.stream, service.spec.key
+        claim = claim_of(received, parsed)
+        leaning = Leaning(visible=parsed.stream, filler=claim.priority is Priority.LOW)
+        key = service.spec.key
 
-        def find() -> Place | None:
+        def find() -> Place | float:
             current = self.table.services.get(key)  # deleted and made again, it is another object with other workers
-            return None if current is None else self._take(current, demand, look_up, visible=visible)
+            choice = None if current is None else choose(demand, current.snapshot, self.rng, time.monotonic())
+            if current is None or choice is None:
+                return inf
+            hold_s = 0.0 if tried else self._hold_s(current, choice, filler=leaning.filler)
+            return hold_s or self._take(current, choice, demand, look_up, leaning)
 
-        return await self.pending.wait(
-            service,
-            find,
-            timeout_s=service.spec.timeouts.hold_s,
-            picky=bool(tried),
+        limits = service.spec.timeouts
+        any_worker = next(iter(service.snapshot.by_uid.values()), None)
+        wait = Wait(
+            find=find,
+            claim=claim,
+            cost=room.cost_s(demand, any_worker),
+            size_bytes=len(parsed.body),
+            until_s=received.received_s + (limits.first_byte_s if parsed.stream else limits.total_s),
+            again=bool(tried),
         )
+        return await self.pending.wait(service, wait)
+
+    def _check_patience(self, service: Service, claim: Claim, choice: Choice, now_s: float) -> None:
+        """Refuse a request whose client gives up before the prompts that are queued ahead of it are computed."""
+        if now_s + room.least_work_s(choice) >= claim.until_s:
+            raise self.pending.refuse(service, claim, Refusal.DEADLINE)
+
+    def _hold_s(self, service: Service, choice: Choice, *, filler: bool) -> float:
+        """After how many seconds there may be room; 0 when there is now, infinite when something has to end before."""
+        objective = service.spec.objective
+        if filler:
+            worker = self.table.workers[choice.worker.uid]
+            if worker.load.requests > worker.fillers and room.disturbs(choice, objective):
+                return inf
+        return room.excess_s(choice, objective)
 
     def _wants_tokens(self, service: Service, parsed: ParsedRequest) -> bool:
         return self.tokenizers is not None and self.tokenizers.wants(parsed, service.spec.models)
@@ -238,12 +313,11 @@ class Placing:
             adapter=None if parsed.model in {None, service.spec.models[0]} else service.adapter_of(parsed.model),
         )
 
-    def _take(self, service: Service, demand: Demand, look_up: LookUp | None, *, visible: bool) -> Place | None:
-        """Choose and lease in one step."""
+    def _take(
+        self, service: Service, choice: Choice, demand: Demand, look_up: LookUp | None, leaning: Leaning
+    ) -> Place:
+        """Lease what was chosen."""
         now_s = time.monotonic()
-        choice = choose(demand, service.snapshot, self.rng, now_s)
-        if choice is None:
-            return None
         uncached = max(1, choice.prediction.uncached_tokens)
         workers = self.table.workers
         worker = workers[choice.worker.uid]
@@ -252,23 +326,45 @@ class Placing:
         trip = Trip.begin(str(service.spec.key), choice, look_up, dispatch, now_s)
         take = self.table.take
         if choice.prefill is None:
-            lease = take(worker, prompt_tokens=uncached, output_tokens=demand.output_tokens, visible=visible)
-            return Place(lease, None, choice, trip)
-        if look_up is not None:
-            self.index.passed_on(worker.spec.uid, look_up.content)
-        prefill = take(prefiller, prompt_tokens=uncached, output_tokens=1)
-        return Place(take(worker, prompt_tokens=0, output_tokens=demand.output_tokens), prefill, choice, trip)
+            lease = take(worker, prompt_tokens=uncached, output_tokens=demand.output_tokens, visible=leaning.visible)
+            place = Place(lease, None, choice, trip, self.guard)
+        else:
+            if look_up is not None:
+                self.index.passed_on(worker.spec.uid, look_up.content)
+            prefill = take(prefiller, prompt_tokens=uncached, output_tokens=1)
+            lease = take(worker, prompt_tokens=0, output_tokens=demand.output_tokens)
+            place = Place(lease, prefill, choice, trip, self.guard)
+        if leaning.filler:
+            place.filler = True
+            worker.fillers += 1
+        if not (worker.health.sound and prefiller.health.sound):
+            for one in {worker, prefiller}:
+                if not one.health.sound:
+                    self.guard.try_out(one)
+        return place
+
+    # -- what becomes of them -----------------------------------------------------------------------------------------
 
     def learn(self, place: Place | None, record: Record) -> None:
         """The request has ended, its last attempt on this place; None when there was none."""
-        if place is not None:
-            load = place.lease.worker.load
-            in_flight = load.requests + 1
-            learn(place.trip, record, self.index, in_flight=in_flight, computed_tokens=load.backlog.computed_tokens)
+        if place is None:
+            return
+        load = place.lease.worker.load
+        in_flight = load.requests + 1
+        learn(place.trip, record, self.index, in_flight=in_flight, computed_tokens=load.backlog.computed_tokens)
+        if not place.failed:
+            self._judge(place, record)
 
-    def unreachable(self, worker: Worker) -> None:
-        """A worker refused a connection: leave it alone for a while, longer each time."""
-        now_s = time.monotonic()
-        rest_s = min(LONGEST_REST_S, FIRST_REST_S * 2**worker.strikes)
-        worker.strikes = min(worker.strikes + 1, 16)
-        self.table.rest(worker, now_s + rest_s, now_s)
+    def _judge(self, place: Place, record: Record) -> None:
+        """Tell the guard what the end says of the workers."""
+        worker = place.lease.worker
+        if record.outcome is Outcome.FINISHED:
+            worker.health.succeeded()
+            if place.prefill is not None:
+                place.prefill.worker.health.succeeded()
+        elif record.reason is not None and not 400 <= record.status < 500:
+            self.guard.failed(worker, record.reason, "the answer was not whole")
+        else:
+            for lease in (place.lease, place.prefill):
+                if lease is not None and not lease.worker.health.sound:
+                    self.guard.undecided(lease.worker)

@@ -31,6 +31,7 @@ from forebay_router.control import ControlServer, control_app, control_server
 from forebay_router.discovery.source import Discovery
 from forebay_router.discovery.static import Address, Layout, ServiceDefaults, StaticDiscovery
 from forebay_router.discovery.worker_file import WorkerFile
+from forebay_router.health.watch import Watch
 from forebay_router.index.approximate import ApproximateIndex
 from forebay_router.index.prefix_index import PrefixIndex
 from forebay_router.kv_events import KvEvents
@@ -72,6 +73,7 @@ def build_router(settings: Settings) -> Router:
             rng=random.Random(),  # noqa: S311 - ties between workers
             hold_limit=settings.hold_limit,
             hold_s=settings.hold_timeout_s,
+            hold_bytes=settings.hold_bytes,
             tokenizers=_load_tokenizers(settings, index),
         ),
         upstreams=upstreams,
@@ -154,6 +156,7 @@ class Process:
     router: Router = field(init=False)
     discovery: Discovery = field(init=False)
     kv_events: KvEvents = field(init=False)
+    watch: Watch = field(init=False)
     listen_address: HostPort | None = None
     """Where clients are served, once they are."""
     control_address: HostPort | None = None
@@ -168,6 +171,7 @@ class Process:
         self.discovery = build_discovery(self.settings, self.router.table, self.router.tools)
         tools = self.router.tools
         self.router.mesh = build_mesh(self.settings.replica, self.router.table, tools.placing.index)
+        self.watch = Watch(self.router.table, tools.placing.guard, tools.upstreams)
         self.kv_events = KvEvents(self.router.table, tools.placing.index.precise, tools.upstreams)
 
     def on_signal(self) -> None:
@@ -192,6 +196,7 @@ class Process:
                 tasks.create_task(self.discovery.run(), name="discovery"),
                 tasks.create_task(self.router.sweep(), name="sweep"),
                 tasks.create_task(self.kv_events.run(), name="kv events"),
+                tasks.create_task(self.watch.run(), name="watch"),
                 tasks.create_task(protection.follow(), name="files"),
             ]
             if self.router.mesh is not None:

@@ -50,6 +50,7 @@ if TYPE_CHECKING:  # the SDK takes 0.2 s to import, and most routers do without 
 log = logging.getLogger(__name__)
 Waited = TypeVar("Waited")
 
+_TOO_LATE = frozenset({FailureReason.TOTAL_TIMEOUT, FailureReason.DEADLINE})
 LOST_MAX = 2
 """Workers whose connection may end under one request."""
 CLIENT_LEFT_STATUS = 499
@@ -179,9 +180,9 @@ class Exchange:
     def _place(self) -> None:
         """Find a worker, now or when there is one."""
         placing = self.tools.placing
-        place = placing.place_now(self.service, self.parsed, self.tried)
+        place = placing.place_now(self.service, self.parsed, self.received, self.tried)
         if place is None:
-            self._slowly(partial(placing.place, self.service, self.parsed, self.tried), self._ask)
+            self._slowly(partial(placing.place, self.service, self.parsed, self.received, self.tried), self._ask)
         else:
             self._ask(place)
 
@@ -200,8 +201,7 @@ class Exchange:
         attempt = self.attempt
         assert attempt is not None
         self.tried |= {attempt.asked.spec.uid}
-        if failure.reason is FailureReason.CONNECT:
-            self.tools.placing.unreachable(attempt.asked)
+        attempt.place.broke(attempt.asked, failure)
         if attempt.lost:
             self.lost += 1
         if self.trace is not None:
@@ -220,7 +220,7 @@ class Exchange:
         A worker that gave an error answer is only worth replacing by one that is there: else its answer is relayed. A worker
         that gave none is worth waiting for a successor.
         """
-        if self.reply.content_begun or failure.reason is FailureReason.TOTAL_TIMEOUT or self.lost >= LOST_MAX:
+        if self.reply.content_begun or failure.reason in _TOO_LATE or self.lost >= LOST_MAX:
             return False
         return not failure.answered or self.tools.placing.possible(self.service, self.parsed, self.tried)
 

@@ -127,7 +127,7 @@ class Router:
             await asyncio.sleep(TICK_S)
             now_s = time.monotonic()
             self.tools.upstreams.sweep([worker.peer for worker in self.table.workers.values()], now_s)
-            self.table.wake_rested(now_s)
+            self.tools.placing.guard.sweep(now_s)
             self.tools.protection.sweep(now_s, replicas=1 + len(self.mesh.peers.known) if self.mesh else 1)
             if self.connections is not None:
                 self.connections.sweep(now_s, idle_s=self.client_limits.idle_s, request_s=self.client_limits.request_s)

@@ -39,6 +39,7 @@ class Settings:
     total_timeout_s: float
     hold_timeout_s: float
     hold_limit: int
+    hold_bytes: int
     worker_limit: int | None
     index_blocks: int
     """Prompt blocks that the prefix index keeps, over all workers."""
@@ -180,6 +181,7 @@ def build_settings(values: Mapping[str, Any]) -> Settings:
         total_timeout_s=values["total_timeout"],
         hold_timeout_s=values["hold_timeout"],
         hold_limit=values["hold_limit"],
+        hold_bytes=values["hold_bytes"],
         worker_limit=values["worker_limit"],
         index_blocks=values["index_blocks"],
         explain=values["explain"] == "on",

@@ -21,6 +21,7 @@ from typing import Any, NewType
 from forebay_api.modelservice import Role
 from forebay_api.objective import Objective
 from forebay_router.choose import Snapshot
+from forebay_router.health.breaker import Health
 from forebay_router.leases import Lease, LeaseEvent
 from forebay_router.metrics import PoolStats, ServiceStats
 from forebay_router.peer import Peer
@@ -97,7 +98,7 @@ class WorkerSpec:
 class Worker:
     """A worker and what is going on with it."""
 
-    __slots__ = ("candidate", "cards", "peer", "pool_stats", "resting_until_s", "spec", "strikes")
+    __slots__ = ("candidate", "cards", "fillers", "health", "peer", "pool_stats", "spec")
 
     def __init__(self, spec: WorkerSpec, *, pool_stats: PoolStats, speed: Speed, limit: int | None) -> None:
         self.spec = spec
@@ -114,10 +115,10 @@ class Worker:
         self.peer = Peer(spec.name, spec.host, spec.port)
         self.cards: tuple[Mapping[str, Any], ...] | None = None
         """What its /v1/models said; None until asked."""
-        self.resting_until_s = 0.0
-        """Gets no request before this monotonic time, because it could not be reached."""
-        self.strikes = 0
-        """Failed connections in a row."""
+        self.health = Health()
+        """Whether it is left alone although it is ready."""
+        self.fillers = 0
+        """Requests of low priority among those in flight."""
 
     @property
     def load(self) -> Load:
@@ -170,7 +171,7 @@ class Service:
             [
                 worker.candidate
                 for worker in self.workers.values()
-                if worker.spec.state is WorkerState.READY and worker.resting_until_s <= now_s
+                if worker.spec.state is WorkerState.READY and worker.health.offered(now_s)
             ]
         )
 
@@ -192,6 +193,8 @@ class WorkerTable:
     on_added: list[Callable[[Worker], None]] = field(default_factory=list)
     on_gone: list[Callable[[Worker], None]] = field(default_factory=list)
     on_complete: list[Callable[[], None]] = field(default_factory=list)
+    waiting: int = 0
+    """Requests that wait for room, in all services: while there are any, every change that may make some is told."""
     complete: bool = False
     """Discovery has told all it knows: a model that is not here does not exist."""
     _next_lease: int = 1
@@ -260,21 +263,10 @@ class WorkerTable:
             hook(worker)
         self._changed(service)
 
-    def rest(self, worker: Worker, until_s: float, now_s: float) -> None:
-        """Leave a worker that cannot be reached alone for a while."""
-        worker.resting_until_s = until_s
-        if not worker.peer.gone:
-            self.services[worker.spec.service].regroup(now_s)
-
-    def wake_rested(self, now_s: float) -> None:
-        """Bring back workers whose rest is over."""
-        for service in self.services.values():
-            if any(0 < worker.resting_until_s <= now_s for worker in service.workers.values()):
-                for worker in service.workers.values():
-                    if worker.resting_until_s <= now_s:
-                        worker.resting_until_s = 0.0
-                service.regroup(now_s)
-                self._changed(service)
+    def regroup(self, service: Service, now_s: float) -> None:
+        """Workers are offered, or not, that were not, or were."""
+        service.regroup(now_s)
+        self._changed(service)
 
     def _index_models(self) -> None:
         """Model name to service; of several services with one name the oldest wins, then the first by name."""
@@ -293,9 +285,14 @@ class WorkerTable:
             for hook in self.on_complete:
                 hook()
 
+    def freed(self, worker: Worker) -> None:
+        """A worker may take more than a moment ago, and somebody waits."""
+        if not worker.peer.gone:
+            self._changed(self.services[worker.spec.service])
+
     def room_made(self) -> None:
         """Workers may take more than a moment ago, for a reason outside of this table."""
-        if self.worker_limit is not None:
+        if self.waiting:
             for service in self.services.values():
                 self._changed(service)
 
@@ -345,6 +342,8 @@ class WorkerTable:
         lease.prompt_tokens = 0
         for hook in self.on_lease:
             hook(lease, LeaseEvent.PREFILLED)
+        if self.waiting:
+            self.freed(lease.worker)
 
     def release(self, lease: Lease[Worker]) -> None:
         """End a claim."""
@@ -361,8 +360,8 @@ class WorkerTable:
         worker.pool_stats.in_flight -= 1
         for hook in self.on_lease:
             hook(lease, LeaseEvent.RELEASED)
-        if self.worker_limit is not None and not worker.peer.gone:
-            self._changed(self.services[worker.spec.service])
+        if self.waiting:
+            self.freed(worker)
 
 
 _place = attrgetter("host", "port", "service", "pool", "role", "revision")

@@ -24,6 +24,7 @@ from typing import cast
 import httptools
 
 from forebay_router.answer import Answer
+from forebay_router.collector import Collector
 from forebay_router.errors import FailureReason, WorkerFailure
 from forebay_router.headers import Headers
 from forebay_router.peer import Peer
@@ -268,23 +269,6 @@ class _Opening:
     resume = pause
 
 
-class _Collector:
-    """Waits for a complete answer."""
-
-    def __init__(self) -> None:
-        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-    def answer_opened(self, answer: Answer) -> None:  # noqa: ARG002 - opened is complete, for an answer that is collected
-        """It is there."""
-        if not self.done.done():
-            self.done.set_result(None)
-
-    def answer_ended(self, answer: Answer, failure: WorkerFailure | None) -> None:  # noqa: ARG002
-        """It will not come."""
-        if failure is not None and not self.done.done():
-            self.done.set_exception(failure)
-
-
 @dataclass(slots=True)
 class Upstreams:
     """Sends requests to workers over kept connections."""
@@ -339,11 +323,15 @@ class Upstreams:
 
     async def get(self, peer: Peer, path: str, *, timeout_s: float) -> Answer:
         """The complete answer to a GET; raises WorkerFailure."""
-        collector = _Collector()
-        answer = Answer(collector, now_s=time.monotonic())
-        answer.collect_whole()
         head = b"GET %b HTTP/1.1\r\n%b%baccept: application/json\r\n\r\n"
         request = head % (path.encode(), peer.host_line, self.access.authorization)
+        return await self.collect(peer, path, request, timeout_s)
+
+    async def collect(self, peer: Peer, path: str, request: bytes, timeout_s: float) -> Answer:
+        """The complete answer to a request of the router's own; raises WorkerFailure."""
+        collector = Collector()
+        answer = Answer(collector, now_s=time.monotonic())
+        answer.collect_whole()
         self.send(peer, (request,), answer)
         try:
             async with asyncio.timeout(timeout_s):

@@ -7,6 +7,7 @@ feed         sequence numbers of one engine's KV events: gaps, replays, restarts
 events       KV event batches as engines spell them
 precise      what engines say they store, by token ids
 audit        predicted against delivered cached tokens; which source a worker is judged by
+underway     prompts sent of which no event has told yet
 sharing      the start that nearly every request shares, which earns no affinity
 prefix_index the two sources behind one interface
 """

@@ -7,7 +7,7 @@ the answer to "who holds the longest start of this prompt" one dictionary lookup
 """
 
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from random import Random
@@ -72,7 +72,7 @@ class Holders:
         self.blocks.pop(block, None)
         return True
 
-    def walk(self, hashes: Sequence[int]) -> list[tuple[int, int]]:
+    def walk(self, hashes: Iterable[int]) -> list[tuple[int, int]]:
         """(bit set of all that hold at least so many blocks of this chain without a hole, blocks), fewest blocks first.
 
         The sets shrink: whoever is in the last one holds most.

@@ -22,14 +22,14 @@ Bounded: at most `blocks_max` blocks a rank; beyond it the oldest are forgotten,
 """
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from xxhash import xxh3_64_intdigest
 
 from forebay_router.index.events import Batch, Cleared, EngineHash, Removed, Stored
-from forebay_router.index.holders import Holders, Slots
+from forebay_router.index.holders import Holders, Slots, slots_in
 
 FULL_ATTENTION: Final = "full_attention"
 
@@ -52,17 +52,20 @@ def salt_digest(salt: str) -> bytes:
 def token_chain(
     token_ids: Sequence[int], block_size: int, lora: str | None = None, salt: bytes | None = None
 ) -> tuple[int, ...]:
-    """Own hashes of the full blocks of a prompt. A salt belongs to the first block."""
+    """Own hashes of the full blocks of a prompt."""
+    return tuple(token_blocks(token_ids, block_size, lora, salt))
+
+
+def token_blocks(token_ids: Sequence[int], block_size: int, lora: str | None, salt: bytes | None) -> Iterator[int]:
+    """The same one by one, since a walk along the chain ends early. A salt belongs to the first block."""
     packed = memoryview(array("I", token_ids)).cast("B")
     width = 4 * block_size
     own = token_root(block_size, lora)
-    made = []
     for start in range(0, len(token_ids) // block_size * width, width):
         own = xxh3_64_intdigest(packed[start : start + width], own)
         if start == 0 and salt is not None:
             own = salted(own, salt)
-        made.append(own)
-    return tuple(made)
+        yield own
 
 
 @dataclass(slots=True)
@@ -221,12 +224,10 @@ class PreciseIndex:
         sizes = {rank.block_size for ranks in self.ranks.values() for rank in ranks.values() if rank.block_size}
         depths: dict[int, int] = {}
         for size in sizes:
-            for mask, depth in self.holders.walk(token_chain(token_ids, size, lora, salt)):
-                rest = mask
-                while rest:
-                    lowest = rest & -rest
-                    depths[lowest.bit_length() - 1] = depth
-                    rest ^= lowest
+            seen = 0
+            for mask, depth in reversed(self.holders.walk(token_blocks(token_ids, size, lora, salt))):
+                depths |= dict.fromkeys(slots_in(mask & ~seen), depth)
+                seen = mask
         return depths
 
 

@@ -8,9 +8,10 @@ Bytes and tokens. The approximate index counts bytes of content; a service's tok
 that answers tell (a quarter until the first one). What an answer delivered is put back into bytes by that answer's own ratio.
 
 The precise source needs token ids. A request that brings them, or whose text was turned into them (`tokens`), is matched exactly;
-for any other the approximate source answers.
+for any other the approximate source answers. What is under way to a worker counts as held there, whatever events have told.
 """
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -21,6 +22,7 @@ from forebay_router.index.content import BLOCK_MIN_BYTES, ENDS, Content
 from forebay_router.index.holders import Held, slots_in
 from forebay_router.index.precise import PreciseIndex
 from forebay_router.index.sharing import CommonStart
+from forebay_router.index.underway import Sending, Underway
 from forebay_router.predicting import Displacement
 
 FIRST_TOKENS_PER_BYTE: Final = 0.25
@@ -110,6 +112,8 @@ class Dispatch:
     used: Source
     precise_tokens: int | None
     """What events promised; None when they told nothing."""
+    sending: Sending | None
+    """The prompt under way, where events are used."""
 
 
 LISTED_MAX: Final = 32
@@ -129,6 +133,8 @@ class PrefixIndex:
     """Sizes of caches by pool; kept while a pool has no worker, for the next one."""
     fallbacks: int = 0
     """Times that the precise source was given up for a worker, so far."""
+    underway: Underway = field(default_factory=Underway)
+    clock: Callable[[], float] = time.monotonic
     on_sent: list[Callable[[str, Content], None]] = field(default_factory=list)
     """Told of every prompt that this router sends to a worker."""
 
@@ -163,7 +169,7 @@ class PrefixIndex:
             ratio = len(content.token_ids) / content.size_bytes
         precise = NOWHERE
         if content.token_ids is not None and self.precise.ranks:
-            precise = self.precise.match(content.token_ids, lora, content.salt)
+            precise = self._precise(content, ratio, lora)
         return LookUp(
             content=content if content.token_ids is None else replace(content, token_ids=None),
             prompt_tokens=round(content.size_bytes * ratio),
@@ -174,6 +180,15 @@ class PrefixIndex:
             displacement=known.displacement(self.approximate) if content.hashes else None,
             known=known,
         )
+
+    def _precise(self, content: Content, ratio: float, lora: str | None) -> dict[str, int]:
+        """What events tell, and what is under way."""
+        assert content.token_ids is not None
+        found = self.precise.match(content.token_ids, lora, content.salt)
+        for uid, size in self.underway.match(content, self.clock()).items():
+            if uid in found:
+                found[uid] = max(found[uid], int(size * ratio))
+        return found
 
     def _cached(self, content: Content, ratio: float, precise: Mapping[str, int]) -> Mapping[str, int]:
         """What each worker holds by the source that it is judged by."""
@@ -205,9 +220,10 @@ class PrefixIndex:
 
     def sent(self, uid: str, look_up: LookUp) -> Dispatch:
         """The prompt goes to a worker."""
-        sent = self.passed_on(uid, look_up.content)
+        sent, promised = self.passed_on(uid, look_up.content), look_up.precise.get(uid)
         look_up.known.note_push(sent, self.approximate.records)
-        return Dispatch(uid, look_up, sent, self.source_of(uid, look_up), look_up.precise.get(uid))
+        sending = None if promised is None else self.underway.note(uid, look_up.content, self.clock())
+        return Dispatch(uid, look_up, sent, self.source_of(uid, look_up), promised, sending)
 
     def source_of(self, uid: str, look_up: LookUp) -> Source:
         """What a worker's cache is judged by for this prompt."""
@@ -222,6 +238,8 @@ class PrefixIndex:
     def answered(self, service: str, dispatch: Dispatch, *, prompt_tokens: int, cached_tokens: int | None) -> None:
         """The answer told its prompt tokens and, where the engine says so, how many of them were cached."""
         content = dispatch.look_up.content
+        if dispatch.sending is not None:
+            dispatch.sending.over = True
         if prompt_tokens <= 0 or not content.size_bytes:
             return
         known = self.services[service]

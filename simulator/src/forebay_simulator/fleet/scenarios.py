@@ -95,8 +95,8 @@ def _ramp(name: str, startup_s: float) -> Scenario:
             budget_gpus=24,
         ),
         trace=lambda seed: generate(name, sinusoid(1, 24, 900), fixed(8000, 1000), duration_s=2100, seed=seed),
-        # The engine is not the capacity model's: the autoscaler has to learn it.
-        autoscaler=AutoscalerSpec(capacity_known=False),
+        # What an operator sets for load that rises and falls within minutes; the capacity model is fitted to the engine.
+        autoscaler=AutoscalerSpec(scale_down_window_s=30.0),
     )
 
 

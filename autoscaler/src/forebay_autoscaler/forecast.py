@@ -1,0 +1,242 @@
+"""What will be asked when a worker that is ordered now can answer. Pure.
+
+Three forecasts are made at every closed bin (past.py), from the simplest to the one that knows most:
+
+    level     the mean of the last bins
+    trend     the level, with what surely was its slope or its growth (trend.py)
+    season    the rhythm of the past (season.py) at that time, plus the part of today's distance from it that lasts
+
+Each is held to what it said: when the bin it spoke of has closed, the loss is LATE for a unit too little and 1 - LATE for one
+too much, averaged over the last forecasts. The one with the smallest loss is used; a simpler one unless more knowledge paid,
+so that a rhythm that ends, or a slope that misleads, is dropped by itself.
+
+Below it lies a floor, the `echo`: what followed the last times it looked like this (habits.py). While its forecasts lose more
+than the level's, it does not count. By how much all of it fell short of late, at its `SHORT` percentile, is kept on top:
+`shortfall`. So is room for a `burst`, a share of the rises that are usual, as far as a known rhythm does not foresee them. The
+larger of the two counts.
+"""
+
+import math
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import Final
+
+from forebay_autoscaler.habits import burst_of, dispersion_of, echo_of
+from forebay_autoscaler.past import COARSER, Past
+from forebay_autoscaler.season import Season, find_season
+from forebay_autoscaler.trend import LEVEL_BINS, NO_LINE, Line, line_of
+
+LATE: Final = 0.8
+"""Loss of a request a second that was not foreseen; of one that does not come it is the rest."""
+MEMORY_BINS: Final = 24.0
+"""Forecasts over which losses are averaged."""
+SCORED_MIN: Final = 4
+"""Forecasts after which a loss counts."""
+WORTH: Final = 0.95
+"""Share of a simpler forecast's loss that one which knows more must stay below."""
+SHORT: Final = 0.7
+"""Percentile of the shortfall."""
+SHORTFALL_MAX: Final = 0.25
+"""And its most, as a share of the rate."""
+ERRORS_MIN: Final = 10
+ERRORS_MAX: Final = 60
+"""Forecasts over which it is taken."""
+SEARCH_BINS: Final = 12
+"""Bins between two searches for a rhythm."""
+LASTING: Final = 0.5
+"""Share of today's distance from the rhythm that is still there after a lead."""
+PENDING_MAX: Final = 64
+"""Longest lead, in bins."""
+
+
+Promise = tuple[float, float, float | None, float | None]
+"""Rates by the three methods and the echo."""
+
+
+class Method(StrEnum):
+    """How a forecast was made."""
+
+    LEVEL = "level"
+    TREND = "trend"
+    SEASON = "season"
+
+
+METHODS: Final = tuple(Method)
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """Past, forecasts that are open, and how good they were."""
+
+    past: Past = field(default_factory=Past)
+    line: Line | None = None
+    line_before: Line | None = None
+    """Of the bin before: a trend is what both have in common."""
+    offset: float = 0.0
+    """Distance of the last bins from the rhythm."""
+    season: Season | None = None
+    season_scale: int = 1
+    """Fine bins in a bin of the rhythm."""
+    pending: tuple[tuple[int, Promise], ...] = ()
+    """(bin, forecasts for it), oldest first."""
+    losses: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)
+    """By method; the echo's last."""
+    scored: tuple[int, int, int, int] = (0, 0, 0, 0)
+    echo: float | None = None
+    """Rate a lead from now, as it was the last times; None where nothing looked like this."""
+    errors: tuple[float, ...] = ()
+    """By how much the last forecasts fell short; negative where they were too high."""
+    shortfall: float = 0.0
+    """Requests a second by which forecasts fall short, at their percentile."""
+    burst: float = 0.0
+    """Requests a second by which it may rise within a lead, as far as it has before."""
+    dispersion: float = 1.0
+    """Variance over mean of the number of arrivals."""
+    searched: int = 0
+    """Bin at which a rhythm was last looked for."""
+
+    @property
+    def method(self) -> Method:
+        """The one to use."""
+        best = Method.TREND if self.scored[1] < SCORED_MIN else Method.LEVEL
+        loss = self.losses[METHODS.index(best)]
+        for method in METHODS:
+            number = METHODS.index(method)
+            if method is Method.SEASON and self.season is None:
+                continue
+            if self.scored[number] >= SCORED_MIN and self.losses[number] < WORTH * loss:
+                best, loss = method, self.losses[number]
+        return best
+
+    def rate_at(self, position: float, lead: float) -> float | None:
+        """Requests a second at a position, in bins; None before there is a past."""
+        if self.line is None:
+            return None
+        forecasts = self.all_at(position, lead)
+        found = forecasts[METHODS.index(self.method)]
+        return forecasts[1] if found is None else found
+
+    @property
+    def blindness(self) -> float:
+        """How much of what a level does not foresee a known rhythm does not either; 1 without one."""
+        if self.method is not Method.SEASON or not self.losses[0]:
+            return 1.0
+        return min(1.0, self.losses[METHODS.index(Method.SEASON)] / self.losses[0])
+
+    def all_at(self, position: float, lead: float) -> tuple[float, float, float | None]:
+        """By each method; None without a rhythm, or before there is a past zero."""
+        line = self.line or NO_LINE
+        trend = min(line.at(position), max(line.plain, (self.line_before or line).at(position)))
+        trend = max(trend, line.grown_at(position))
+        if self.season is None:
+            return line.plain, trend, None
+        lasting = LASTING ** (max(0.0, position - line.centre) / max(1.0, lead))
+        return line.plain, trend, max(0.0, self.usual_at(position) + self.offset * lasting)
+
+    @property
+    def untested(self) -> bool:
+        """Whether it has begun to forecast and nothing of it has come to pass yet."""
+        return self.line is not None and self.scored[0] < SCORED_MIN
+
+    @property
+    def floor(self) -> float:
+        """The echo while its forecasts are worth something, else zero."""
+        if self.echo is None or (self.scored[3] >= SCORED_MIN and self.losses[3] > self.losses[0]):
+            return 0.0
+        return self.echo
+
+    def usual_at(self, position: float) -> float:
+        """What the rhythm says of a position. A bin's rate is that of its middle."""
+        return 0.0 if self.season is None else self.season.at(position / self.season_scale - 0.5)
+
+
+def take(forecast: Forecast, past: Past, *, lead: float, bin_s: float) -> Forecast:
+    """The forecast after the past went on; `lead` is in bins."""
+    if past.levels == forecast.past.levels or not past.fine.values:
+        return replace(forecast, past=past)
+    values, end, whole = past.fine.values, past.fine.end, max(1, round(lead))
+    for number in range(max(forecast.past.fine.end, past.fine.first), end):
+        forecast = _score(forecast, number, values[number - past.fine.first])
+    dispersion = dispersion_of(values, bin_s)
+    forecast = replace(forecast, past=past, dispersion=dispersion)
+    if end - forecast.searched >= SEARCH_BINS:
+        forecast = _search(forecast, bin_s)
+    line = line_of(values, end, dispersion=dispersion, lead=lead, bin_s=bin_s)
+    forecast = replace(
+        forecast,
+        line=line,
+        line_before=forecast.line,
+        offset=_offset(forecast, line),
+        echo=echo_of(values, whole, dispersion=dispersion, bin_s=bin_s),
+        burst=burst_of(values, whole),
+    )
+    target = end - 1 + min(PENDING_MAX, whole)
+    kept = [one for one in forecast.pending[-PENDING_MAX:] if one[0] < target]  # leads may have become shorter
+    promised = (*forecast.all_at(target + 0.5, lead), forecast.echo)
+    return replace(forecast, pending=(*kept, (target, promised)))
+
+
+def _offset(forecast: Forecast, line: Line) -> float:
+    """How far the last bins are from the rhythm."""
+    if forecast.season is None:
+        return 0.0
+    end = forecast.past.fine.end
+    usual = [forecast.usual_at(end - number - 0.5) for number in range(min(LEVEL_BINS, len(forecast.past.fine.values)))]
+    return line.plain - math.fsum(usual) / len(usual)
+
+
+def _score(forecast: Forecast, number: int, actual: float) -> Forecast:
+    """Hold the forecasts for a bin to what came."""
+    due = [promised for target, promised in forecast.pending if target == number]
+    left = tuple(one for one in forecast.pending if one[0] > number)
+    if not due:
+        return replace(forecast, pending=left)
+    promised = due[0]
+    used = promised[METHODS.index(forecast.method)]
+    losses, scored = list(forecast.losses), list(forecast.scored)
+    for place, value in enumerate(promised):
+        if value is None:
+            continue
+        short = actual - value
+        loss = LATE * short if short > 0 else (LATE - 1.0) * short
+        weight = max(1.0 / MEMORY_BINS, 1.0 / (scored[place] + 1))
+        losses[place] += weight * (loss - losses[place])
+        scored[place] += 1
+    planned = max(used or 0.0, promised[3] or 0.0)
+    errors = (*forecast.errors[-(ERRORS_MAX - 1) :], actual - planned)
+    shortfall = sorted(errors)[math.ceil(SHORT * len(errors)) - 1] if len(errors) >= ERRORS_MIN else 0.0
+    return replace(
+        forecast,
+        pending=left,
+        losses=(losses[0], losses[1], losses[2], losses[3]),
+        scored=(scored[0], scored[1], scored[2], scored[3]),
+        errors=errors,
+        shortfall=max(0.0, min(shortfall, SHORTFALL_MAX * actual)),
+    )
+
+
+def _search(forecast: Forecast, bin_s: float) -> Forecast:
+    """Look for a rhythm, at the finest level that shows one."""
+    scale = 1
+    for level, coarser in zip(forecast.past.levels, COARSER, strict=True):
+        scale *= coarser
+        values = level.values
+        if not values:
+            break
+        noise = forecast.dispersion * math.fsum(values) / len(values) / (bin_s * scale)
+        season = find_season(values, level.first, noise)
+        if season is not None:
+            return _found(forecast, season, scale)
+    if forecast.method is Method.SEASON:  # it keeps what it said: dropped when it does not any more
+        return replace(forecast, searched=forecast.past.fine.end)
+    return replace(
+        forecast,
+        season=None,
+        searched=forecast.past.fine.end,
+        losses=(*forecast.losses[:2], 0.0, forecast.losses[3]),
+        scored=(*forecast.scored[:2], 0, forecast.scored[3]),
+    )
+
+
+def _found(forecast: Forecast, season: Season, scale: int) -> Forecast:
+    return replace(forecast, season=season, season_scale=scale, searched=forecast.past.fine.end)

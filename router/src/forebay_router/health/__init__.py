@@ -1,0 +1,1 @@
+"""Which workers are left alone although they say that they are ready."""
