@@ -30,9 +30,10 @@ def scores(trace: Trace, workers: int, routers: int, *, mesh: bool = True, seed:
     return scores_of(simulate(Setting(fleet=fleet, trace=trace, routing="forebay", seed=seed)))
 
 
+@pytest.mark.timeout(400)  # five runs
 def test_three_replicas_are_as_good_as_one_on_conversations_and_without_the_mesh_are_not():
     """The seed decides ties only, of which several routers have more: their mean over three."""
-    part = conversation().first(600)
+    part = conversation().first(400)
     one, apart = scores(part, 8, 1), scores(part, 8, 3, mesh=False)
     three = [scores(part, 8, 3, seed=seed) for seed in (1, 2, 3)]
     assert fmean(run.hit_share for run in three) > (1 - TOLERANCE) * one.hit_share
