@@ -38,6 +38,10 @@ check: .venv/.synced ## format, lint, strict types, import contracts, generated 
 bench: programs ## the measurements; results in build/bench
 	@$(PY) -m pytest -m bench tests/bench
 
+.PHONY: bench-router
+bench-router: .venv/.synced ## the router beside others on one core; installs them; results in build/bench/router.md (ROUNDS=3, ROUTERS=a,b)
+	@$(PY) -m tests.bench.routers --rounds $(or $(ROUNDS),3) $(if $(ROUTERS),--routers $(ROUTERS))
+
 .PHONY: bench-autoscaler
 bench-autoscaler: .venv/.synced ## scaling policies side by side in the fleet simulator (ARGS=--quick for a smoke test)
 	@$(PY) -m tests.bench.autoscaler $(ARGS)

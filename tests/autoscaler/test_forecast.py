@@ -134,8 +134,10 @@ def test_a_scrape_that_was_seen_before_is_no_news():
 
 
 def test_orders_teach_start_up_time_oldest_first():
-    orders = Orders().follow(wanted=2, ready=2, now_s=0)
-    orders = orders.follow(wanted=4, ready=2, now_s=10).follow(wanted=5, ready=2, now_s=40)
+    """An order that is seen was given at the look before."""
+    orders = Orders().follow(wanted=2, ready=2, now_s=10)
+    orders = orders.follow(wanted=4, ready=2, now_s=40).follow(wanted=5, ready=2, now_s=50)
+    assert orders.waiting == ((10, 2), (40, 1))
     assert orders.coming(40, 120) == ((90.0, 2), (120.0, 1))
     orders = orders.follow(wanted=5, ready=4, now_s=110)
     assert orders.startup_s == 100
@@ -145,7 +147,7 @@ def test_orders_teach_start_up_time_oldest_first():
 
 
 def test_a_lost_worker_is_ordered_anew_and_an_overdue_order_is_given_up():
-    orders = Orders(startup_s=60.0).follow(wanted=3, ready=3, now_s=0).follow(wanted=3, ready=2, now_s=10)
+    orders = Orders(startup_s=60.0).follow(wanted=3, ready=3, now_s=10).follow(wanted=3, ready=2, now_s=20)
     assert orders.waiting == ((10, 1),)
     assert orders.coming(20, 120) == ((50.0, 1),)
     assert orders.coming(200, 120) == ()

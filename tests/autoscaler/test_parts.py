@@ -21,7 +21,7 @@ from forebay_autoscaler.loop import Alone, Loop
 from forebay_autoscaler.metrics import Metrics
 from forebay_autoscaler.model import initial_limit, utilisation_in_time, work_per_request_s
 from forebay_autoscaler.objects import counts_of, foreign_writer
-from forebay_autoscaler.observation import PoolSignals, ServiceSignals, Writer
+from forebay_autoscaler.observation import PoolSignals, ServiceObservation, ServiceSignals, Writer
 from forebay_autoscaler.observe import Look, Subject
 from forebay_autoscaler.policy import Tuning, policy_of
 from forebay_autoscaler.prometheus import Prometheus, Sample
@@ -30,6 +30,7 @@ from forebay_autoscaler.reading import DataState
 from forebay_autoscaler.seed import Mix, expect, mix_of
 from forebay_autoscaler.signals import Signals, count_within
 from forebay_autoscaler.state import ServiceState
+from forebay_autoscaler.status import metrics_fresh, scaling_active
 from tests.autoscaler.manifests import model_service, pool_spec, worker_pool
 from tests.autoscaler.plant import KEY, known, pool_policy, service_policy
 from tests.autoscaler.test_timelines import load_of
@@ -314,3 +315,36 @@ async def test_the_control_port_answers():
         assert found["observation"]["signals"]["arrived_per_s"] == {"state": "value", "number": 20.0, "age_s": 1.0}
         assert (await http.get("/decisions?model_service=other")).json() == []
         assert (await http.get("/decisions?limit=0")).status_code == 422
+
+
+async def test_a_service_that_cannot_be_decided_on_takes_no_other_with_it():
+    class Observer:
+        async def look(self):
+            subjects = []
+            for name in ("a", "b", "c"):
+                policy = service_policy(key=("default", name))
+                observed = replace(load_of(2, wanted=1), key=policy.key)
+                subjects.append(Subject(policy, observed if name != "b" else None, {}))
+            return Look(tuple(subjects), {}, {})
+
+    class Actor:
+        async def act(self, decision, _stored):
+            acted.append(decision.key[1])
+            if decision.key[1] == "a":
+                raise ValueError("a")
+
+        def forget(self, _keys):
+            return None
+
+    acted: list[str] = []
+    loop = Loop(Observer(), Actor(), Alone(), Metrics(), History(10), interval_s=1)
+    await loop.cycle()
+    assert acted == ["a", "c"]
+    assert loop.metrics.registry.get_sample_value("forebay_autoscaler_service_failures_total") == 2
+    assert loop.cycled_s is not None
+
+
+def test_a_service_without_pools_is_not_said_to_be_measured():
+    decision = decide(service_policy(), ServiceState(), ServiceObservation(KEY, ServiceSignals(), ()), 0.0)
+    assert metrics_fresh(decision).status == "Unknown"
+    assert scaling_active(decision, ()).reason == "NoWorkerPool"

@@ -514,3 +514,15 @@ def test_stale_is_told_from_unknown_and_both_from_zero():
     assert read(5.0, age_s=61, stale_after_s=60).number == 5.0
     assert read(None, age_s=1, stale_after_s=60).known is None
     assert read(5.0, age_s=None, stale_after_s=60).known is None
+
+
+def test_a_router_that_is_not_heard_any_more_shrinks_nothing():
+    """Half of the arrivals are missing while all data look fresh; more may be asked for all the same."""
+    script = Script(wanted=4)
+    script.go(80, 16)
+    before = script.wanted
+    assert script.go(200, 8, routers_gone=1) == before
+    assert script.last is not None
+    assert script.last.unknown == ("routers",)
+    assert script.go(4, 25, routers_gone=1) > before
+    assert script.go(200, 8) < before

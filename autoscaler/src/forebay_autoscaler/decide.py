@@ -239,7 +239,8 @@ def _unknown_inputs(view: View, observation: ServiceObservation) -> tuple[str, .
         inputs |= {"running": own.running, "waiting": own.waiting}
         if signals.arrived_per_s.known:
             inputs |= {"finished": own.finished_per_s}
-    return tuple(name for name, reading in inputs.items() if reading.known is None)
+    missing = tuple(name for name, reading in inputs.items() if reading.known is None)
+    return (*missing, "routers") if signals.routers_gone.known else missing
 
 
 def _within_budget(policy: ServicePolicy, sized: Sequence[Sized], proposals: Sequence[Proposal]) -> list[Proposal]:
@@ -270,6 +271,6 @@ def _all_unknown(sized: Sequence[Sized]) -> tuple[str, ...]:
     names: dict[str, None] = {}
     for one in sized:
         for name in one.situation.unknown:
-            shared = name in ("arrivals", "pending")
+            shared = name in ("arrivals", "pending", "routers")
             names[name if shared else f"{name} of {one.view.pool.name}"] = None
     return tuple(names)

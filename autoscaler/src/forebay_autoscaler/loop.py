@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Protocol
+from typing import Final, Protocol
 
 from forebay_autoscaler.act import Actor
 from forebay_autoscaler.decide import decide
@@ -18,10 +18,14 @@ from forebay_autoscaler.errors import AutoscalerError
 from forebay_autoscaler.history import History, Record
 from forebay_autoscaler.metrics import Metrics
 from forebay_autoscaler.observation import ServiceKey
-from forebay_autoscaler.observe import Look, Observer
+from forebay_autoscaler.observe import Look, Observer, Subject
 from forebay_autoscaler.state import ServiceState
 
 _log = logging.getLogger(__name__)
+
+
+PAUSE_SHARE_MIN: Final = 0.1
+"""Least pause between two cycles, as a share of the interval: a slow API server must not be asked without a break."""
 
 
 class Leadership(Protocol):
@@ -72,7 +76,7 @@ class Loop:
                 )
             duration_s = self.clock() - started_s
             self.metrics.cycle_seconds.observe(duration_s)
-            await asyncio.sleep(max(0.0, self.interval_s - duration_s))
+            await asyncio.sleep(max(PAUSE_SHARE_MIN * self.interval_s, self.interval_s - duration_s))
 
     async def cycle(self) -> None:
         """Look, decide, act."""
@@ -80,27 +84,43 @@ class Loop:
         now_s, now = self.clock(), datetime.now(UTC)
         self._report(look)
         leading = self.leadership.leading
-        records = self._decide(look, now_s, now, leading=leading)
+        decided = self._decide(look, now_s, now, leading=leading)
+        records = [record for record, _ in decided]
         self.history.add(records)
         self.metrics.record([record.decision for record in records], leading=leading, now_s=now.timestamp())
-        for record, subject in zip(records, look.subjects, strict=True):
+        for record, subject in decided:
             if not self.leadership.leading:
                 break
-            await self.actor.act(record.decision, subject.stored)
+            await self._act(record, subject)
         self.actor.forget({record.decision.key for record in records})
         self.cycled_s = self.clock()
 
-    def _decide(self, look: Look, now_s: float, now: datetime, *, leading: bool) -> list[Record]:
-        records = []
+    async def _act(self, record: Record, subject: Subject) -> None:
+        """Act on one service. What fails here is this service's alone."""
+        try:
+            await self.actor.act(record.decision, subject.stored)
+        except Exception:  # noqa: BLE001 one service's boundary: counted and logged, the others go on
+            self.metrics.service_failures.inc()
+            _log.exception("acting on %s/%s failed", *record.decision.key)
+
+    def _decide(self, look: Look, now_s: float, now: datetime, *, leading: bool) -> list[tuple[Record, Subject]]:
+        """Decide on each service. One that fails keeps its workers and its state, and takes no other with it."""
+        decided = []
         states = {}
         for subject in look.subjects:
             identity = (subject.policy.key, subject.policy.uid)
-            state = self._states.get(identity, ServiceState())
-            decision = decide(subject.policy, state, subject.observation, now_s)
+            state = states[identity] = self._states.get(identity, ServiceState())
+            try:
+                decision = decide(subject.policy, state, subject.observation, now_s)
+            except Exception:  # noqa: BLE001 one service's boundary: counted and logged, the others go on
+                self.metrics.service_failures.inc()
+                _log.exception("deciding on %s/%s failed, its workers are left alone", *subject.policy.key)
+                continue
             states[identity] = decision.state
-            records.append(Record(now, leading, subject.policy, state, subject.observation, decision))
+            record = Record(now, leading, subject.policy, state, subject.observation, decision)
+            decided.append((record, subject))
         self._states = states
-        return records
+        return decided
 
     def _report(self, look: Look) -> None:
         for signal in look.failed_queries:

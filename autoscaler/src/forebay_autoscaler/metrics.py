@@ -42,6 +42,11 @@ class Metrics:
         self.query_failures = Counter(
             "forebay_autoscaler_query_failures", "Queries without a usable answer.", ("signal",), registry=self.registry
         )
+        self.service_failures = Counter(
+            "forebay_autoscaler_service_failures",
+            "Model services that a cycle could not decide or act on; the others were not touched by it.",
+            registry=self.registry,
+        )
         self.write_failures = Counter(
             "forebay_autoscaler_write_failures", "Writes that failed, by kind.", ("kind",), registry=self.registry
         )
@@ -71,12 +76,8 @@ class Metrics:
         self.decisions = Counter(
             "forebay_autoscaler_decisions", "Decisions, by action.", (*_POOL, "action"), registry=self.registry
         )
-        self.inputs_unknown = Gauge(
-            "forebay_autoscaler_inputs_unknown",
-            "Inputs of the last decision that were unknown or stale.",
-            _SERVICE,
-            registry=self.registry,
-        )
+        unknown = "Inputs of the last decision that were unknown or stale."
+        self.inputs_unknown = Gauge("forebay_autoscaler_inputs_unknown", unknown, _SERVICE, registry=self.registry)
         self.foreign_writes = Counter(
             "forebay_autoscaler_foreign_writes",
             "Numbers of workers set by somebody else.",

@@ -17,6 +17,8 @@ class ServiceSignals:
 
     arrived_per_s: Reading = UNKNOWN
     """Requests that arrived, over the rate window."""
+    routers_gone: Reading = UNKNOWN
+    """Routers that counted requests lately and are not heard now: arrivals are at least what the others count."""
     burst_per_s: Reading = UNKNOWN
     """The same over the short burst window."""
     latest_per_s: Reading = UNKNOWN

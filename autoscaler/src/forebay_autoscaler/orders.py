@@ -1,8 +1,8 @@
 """Workers that were ordered and do not answer yet: how many, since when, and what they teach about start-up time. Pure.
 
 Orders are a queue: a worker that becomes ready fulfils the oldest order, an order that is taken back was the newest one. A
-worker that is lost without the number being lowered is ordered anew at that moment. What was already on its way when we
-began to look counts from then, which is too short and soon corrected.
+worker that is lost without the number being lowered is ordered anew at that moment. An order was given at the look before the
+one that sees it. What was already on its way when we began to look counts from then, which is too short and soon corrected.
 
 Start-up varies (an image that is cached, weights that are not): the estimate follows longer ones at once and shorter ones
 slowly, and while an order waits longer than the estimate, its age is the estimate. An order that is `OVERDUE` is not counted
@@ -32,6 +32,8 @@ class Orders:
     """Workers that were ready at the last look."""
     startup_s: float = 0.0
     """Learnt; 0 until measured."""
+    seen_s: float | None = None
+    """When we last looked: a number that has changed since was ordered then."""
 
     def follow(self, *, wanted: int, ready: int, now_s: float) -> "Orders":
         """The orders after one more look."""
@@ -45,13 +47,13 @@ class Orders:
             came -= min(came, count)
         missing = max(0, wanted - ready) - sum(count for _, count in waiting)
         if missing > 0:
-            waiting.append((now_s, missing))
+            waiting.append((now_s if self.seen_s is None else self.seen_s, missing))
         while missing < 0 and waiting:
             at_s, count = waiting.pop()
             if count + missing > 0:
                 waiting.append((at_s, count + missing))
             missing += count
-        return replace(self, waiting=tuple(waiting), ready=ready, startup_s=startup_s)
+        return replace(self, waiting=tuple(waiting), ready=ready, startup_s=startup_s, seen_s=now_s)
 
     def lead_s(self, now_s: float, unmeasured_s: float) -> float:
         """How long a worker takes that is ordered now."""

@@ -4,8 +4,12 @@ Every expression is grouped by namespace and model service (and pool), so that e
 restricted to the watched namespaces. The number of queries does not grow with the number of pools.
 
 `rate(X[w]) and X` counts only series that exist now: a worker or router that died keeps a rate for as long as the window
-reaches back, and its successor has one already. Router series carry the namespace of the model service as their own label;
-Prometheus must keep it (honor_labels: true on the router's scrape job).
+reaches back, and its successor has one already.
+A router that is not scraped any more takes its share of the arrivals out of every sum while the others' data stay fresh. So those
+that were there lately and are not now are counted (`ROUTERS_GONE`): while there are any, arrivals are at least what is counted.
+
+Router series carry the namespace of the model service as their own label; Prometheus must keep it (honor_labels: true on the
+router's scrape job).
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,6 +23,7 @@ class Signal(StrEnum):
     """One question to Prometheus."""
 
     ROUTER_SEEN = "router_seen"
+    ROUTERS_GONE = "routers_gone"
     ARRIVED = "arrived"
     BURST = "burst"
     LATEST = "latest"
@@ -43,6 +48,8 @@ class Signal(StrEnum):
 
 SERVICE_LABELS: Final = ("namespace", "model_service")
 POOL_LABELS: Final = (*SERVICE_LABELS, "pool")
+GONE_WINDOW: Final = "5m"
+"""How long a router is missed whose series have ended: as long as Prometheus itself remembers a series."""
 _SERVICE: Final = ", ".join(SERVICE_LABELS)
 _POOL: Final = ", ".join(POOL_LABELS)
 _ROUTER: Final = "forebay_router_"
@@ -70,6 +77,9 @@ def build_queries(tuning: Tuning, *, attainment_window_s: float, namespaces: Seq
     client_errors = 'code=~"4..", code!~"408|429|499"'
     return {
         Signal.ROUTER_SEEN: f"max by ({_SERVICE}) (timestamp({arrived}))",
+        Signal.ROUTERS_GONE: (
+            f"count by ({_SERVICE}) (present_over_time({arrived}[{GONE_WINDOW}])) - count by ({_SERVICE}) ({arrived})"
+        ),
         Signal.ARRIVED: rate(_ROUTER + "requests_arrived_total", window),
         Signal.BURST: rate(_ROUTER + "requests_arrived_total", burst),
         Signal.LATEST: f"sum by ({_SERVICE}) (irate({arrived}[{burst}]) and {arrived})",

@@ -42,6 +42,7 @@ class Signals:
         arrived = one(Signal.ARRIVED)
         return ServiceSignals(
             arrived_per_s=arrived,
+            routers_gone=one(Signal.ROUTERS_GONE),
             burst_per_s=one(Signal.BURST),
             latest_per_s=one(Signal.LATEST),
             scrapes=one(Signal.SCRAPES),
@@ -99,7 +100,8 @@ class Signals:
 
 
 _SERVICE_SIGNALS = (
-    Signal.ROUTER_SEEN, Signal.ARRIVED, Signal.BURST, Signal.LATEST, Signal.SCRAPES, Signal.REFUSED, Signal.IN_FLIGHT,
+    Signal.ROUTER_SEEN, Signal.ROUTERS_GONE,
+    Signal.ARRIVED, Signal.BURST, Signal.LATEST, Signal.SCRAPES, Signal.REFUSED, Signal.IN_FLIGHT,
     Signal.PENDING, Signal.TTFT, Signal.TPOT, Signal.PROMPT_TOKENS, Signal.CACHED_TOKENS, Signal.OUTPUT_TOKENS, Signal.VERDICTS,
 )  # fmt: skip
 _POOL_SIGNALS = (

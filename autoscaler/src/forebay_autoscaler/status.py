@@ -19,8 +19,10 @@ from forebay_autoscaler.state import Action
 OWN_CONDITIONS: Final = (METRICS_FRESH, SCALING_ACTIVE)
 _NUMBERS: Final = ("attainment", "goodputPerSecond")
 
+NO_POOL: Final = "no WorkerPool of this service exists: nothing is measured and nothing is scaled"
 SOURCES: Final = {
     "arrivals": "forebay_router_requests_arrived_total",
+    "routers": "forebay_router_requests_arrived_total of a router that was there lately",
     "pending": "forebay_router_requests_pending",
     "running": "vllm:num_requests_running",
     "waiting": "vllm:num_requests_waiting",
@@ -91,6 +93,8 @@ def _comparable(part: Mapping[str, Any]) -> dict[str, Any]:
 
 def metrics_fresh(decision: Decision) -> Condition:
     """Whether everything a decision needs is measured, and what is not."""
+    if not decision.pools:
+        return Condition(METRICS_FRESH, ConditionStatus.UNKNOWN, "NoWorkerPool", NO_POOL)
     if not decision.unknown:
         return Condition(METRICS_FRESH, ConditionStatus.TRUE, "Fresh", "everything needed is measured")
     if decision.trouble:
@@ -113,6 +117,8 @@ def scaling_active(decision: Decision, failures: Sequence[str]) -> Condition:
     if decision.mode is AutoscalingMode.OFF:
         message = "autoscaling.mode is Off: kubectl scale sets the number of workers"
         return Condition(SCALING_ACTIVE, ConditionStatus.FALSE, "Off", message)
+    if not decision.pools:
+        return Condition(SCALING_ACTIVE, ConditionStatus.FALSE, "NoWorkerPool", NO_POOL)
     rivals = [f"{pool.rival} owns the workers of pool {pool.name}" for pool in decision.pools if pool.rival]
     if rivals:
         message = "; ".join(rivals) + ": delete it, or set autoscaling.mode to Off"

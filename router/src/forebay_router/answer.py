@@ -155,7 +155,8 @@ class Answer:
     @property
     def encoded(self) -> bool:
         """The body has a content encoding, so nothing can be read in it."""
-        return self.fields.get(b"content-encoding", b"identity").lower() != b"identity"
+        coding = self.fields.get(b"content-encoding")
+        return coding is not None and coding.lower() != b"identity"
 
     @property
     def takes_comments(self) -> bool:

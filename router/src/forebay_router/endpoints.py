@@ -37,6 +37,11 @@ class Endpoint:
     form: bool = False
     """The body is multipart/form-data, the model one of its fields."""
 
+    @property
+    def prompted(self) -> bool:
+        """It generates from a prompt, which workers cache."""
+        return self.dialect is not Dialect.OPAQUE
+
 
 _FORWARDED = (
     Endpoint("/v1/chat/completions", Dialect.CHAT, splittable=True, usage_on_request=True),

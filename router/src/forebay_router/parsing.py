@@ -12,10 +12,12 @@ from typing import Any
 import orjson
 
 from forebay_router import errors
-from forebay_router.endpoints import Dialect, Endpoint
+from forebay_router.endpoints import Endpoint
 from forebay_router.index.content import Content, content_of
 
 BYTES_PER_TOKEN = 4
+CONTENT_MIN_BYTES = 256
+"""A smaller body is not looked up: its few tokens are computed again sooner than any choice could gain by them."""
 DEFAULT_OUTPUT_TOKENS = 256
 """Expected output where the client sets no limit, and the most that is expected where it sets a large one."""
 _BOUNDARY = re.compile(rb'boundary="?([^";,\r\n]{1,200})"?', re.IGNORECASE)
@@ -41,7 +43,7 @@ class ParsedRequest:
     choices: int = 1
     """Answers asked for; token counts are their sum."""
     content: Content | None = None
-    """The prompt as the prefix index sees it, where workers cache it."""
+    """The prompt as the prefix index sees it; None where workers cache none, or where it is too short to matter."""
     tokens_told: bool = False
     """Its tokens have been made, or cannot be; they are in `content`."""
 
@@ -74,7 +76,7 @@ def parse_request(endpoint: Endpoint, headers: Mapping[bytes, bytes], body: byte
         prompt_tokens=len(body) // BYTES_PER_TOKEN,
         output_tokens=_expected_output(fields),
         choices=_choices(fields),
-        content=None if endpoint.dialect is Dialect.OPAQUE else content_of(fields),
+        content=content_of(fields) if endpoint.prompted and len(body) >= CONTENT_MIN_BYTES else None,
     )
 
 

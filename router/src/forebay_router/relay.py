@@ -229,8 +229,9 @@ class Exchange:
         attempt, self.attempt = self.attempt, None
         if attempt is not None:
             attempt.let_go()
-            if attempt.scanner is not None:
-                self._note_stream(attempt.scanner)
+            scanner = attempt.scanner
+            if scanner is not None:
+                self._note_stream(scanner)
 
     # -- passing on ---------------------------------------------------------------------------------------------------
 
@@ -277,13 +278,13 @@ class Exchange:
         record.streamed = False
         record.opened_s = answer.last_byte_s
         if answer.status == 200 and self.endpoint.judged and not answer.encoded:
-            facts = read_facts(body)
-            record.usage = facts.usage
+            usage, aborted = read_facts(body)
+            record.usage = usage
             cached_tokens = self.attempt.cached_tokens if self.attempt else None
-            if facts.usage and cached_tokens is not None and facts.usage.cached_tokens != cached_tokens:
-                record.usage = facts.usage._replace(cached_tokens=cached_tokens)
+            if usage and cached_tokens is not None and usage.cached_tokens != cached_tokens:
+                record.usage = usage._replace(cached_tokens=cached_tokens)
                 body = with_cached_tokens(body, cached_tokens)
-            if facts.aborted:
+            if aborted:
                 record.outcome, record.reason = Outcome.CUT_OFF, FailureReason.ABORTED
         self.reply.whole(answer, body)
         if record.outcome is None:
@@ -391,10 +392,5 @@ class Exchange:
         if self.trace is not None:
             self.trace.end(record, verdict, str(self.service.spec.key) if self.entered else None)
         if self.tools.access_log.wants(record):
-            self.tools.access_log.write(
-                record,
-                verdict,
-                request_id=self.request_id,
-                path=self.received.path,
-                grant=self.received.grant,
-            )
+            path, grant = self.received.path, self.received.grant
+            self.tools.access_log.write(record, verdict, request_id=self.request_id, path=path, grant=grant)

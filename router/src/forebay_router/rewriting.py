@@ -35,6 +35,7 @@ _DECODE_ONLY: Final = ("stream_options", "min_tokens", "max_completion_tokens", 
 _EXTRA_KEY: Final = "vllm_xargs"
 _REMOVED: Final = frozenset({TRANSFER_KEY, "ec_transfer_params", "bootstrap_host", "bootstrap_port", "bootstrap_room"})
 """Fields by which a client could steer the transfer of KV blocks."""
+_HARMLESS: Final = frozenset({*_REMOVED, _EXTRA_KEY}).isdisjoint
 
 _EMPTY_REST = re.compile(rb"\s*}")
 
@@ -49,7 +50,7 @@ def splice(body: bytes, key: str, value: bytes) -> bytes:
 def scrub(request: ParsedRequest) -> None:
     """Remove what a client may not say."""
     fields = request.fields
-    if fields is None:
+    if fields is None or _HARMLESS(fields):
         return
     extra = fields.get(_EXTRA_KEY)
     holders = [one for one in (fields, extra) if isinstance(one, dict) and not _REMOVED.isdisjoint(one)]

@@ -73,9 +73,6 @@ class UpstreamConnection(asyncio.Protocol):
         self._paused = False
         self._request: Request = ()
         """What was sent on a reused connection, until the answer begins: it may have to be sent again."""
-        self._reset()
-
-    def _reset(self) -> None:
         self._at_boundary = False
         self._headers: Headers = []
         self._headers_complete = False
@@ -92,8 +89,9 @@ class UpstreamConnection(asyncio.Protocol):
         """Write a request; its answer goes to `answer`."""
         assert self.answer is None, "a connection carries one request at a time"
         assert self.transport is not None
-        if reused:
-            self._reset()
+        if reused:  # the rest is as new: the end of the last answer left it so
+            self._headers_complete = self._complete = self._bytes_seen = False
+            self._head_bytes = 0
             self._request = request
         self.answer = answer
         answer.carrier = self

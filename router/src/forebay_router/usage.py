@@ -70,42 +70,35 @@ def _balanced_object(body: bytes, start: int) -> bytes | None:
     return None
 
 
-class Facts(NamedTuple):
-    """What accounting needs of a whole JSON answer."""
-
-    usage: Usage | None
-    aborted: bool
-    """The engine stopped before the answer was complete."""
-
-
 _VLLM_USAGE = re.compile(
     rb'"usage":\{"prompt_tokens":(\d{1,12}),"total_tokens":\d{1,12},"completion_tokens":(\d{1,12}),'
     rb'"prompt_tokens_details":(?:null|\{"cached_tokens":(\d{1,12})[,}])'
-).search
-"""How vLLM writes it: found without parsing the answer. A quote within text is escaped, so text cannot look like this."""
+).match
+"""How vLLM writes it: read without parsing the answer. A quote within text is escaped, so text cannot look like this."""
 
 
-def read_facts(body: bytes) -> Facts:
-    """Usage and the abort mark of a JSON answer that is complete."""
-    found = None if b'"abort"' in body else _VLLM_USAGE(body)
+def read_facts(body: bytes) -> tuple[Usage | None, bool]:
+    """Token counts of a JSON answer that is complete, and whether the engine stopped before the answer was."""
+    at = body.rfind(b'"usage"')
+    found = _VLLM_USAGE(body, at) if at >= 0 and b'"abort"' not in body else None
     if found is not None:
         prompt, output, cached = found.groups()
-        return Facts(Usage(int(prompt), int(output), None if cached is None else int(cached)), aborted=False)
+        return Usage(int(prompt), int(output), None if cached is None else int(cached)), False
     if len(body) > WHOLE_PARSE_MAX_BYTES:
-        return Facts(_usage_near_end(body), _aborted_near_end(body))
+        return _usage_near_end(body), _aborted_near_end(body)
     try:
         answer = orjson.loads(body)
     except orjson.JSONDecodeError:
-        return Facts(None, aborted=False)
+        return None, False
     if not isinstance(answer, dict):
-        return Facts(None, aborted=False)
+        return None, False
     aborted = False
     if b'"abort"' in body:
         choices = answer.get("choices")
         aborted = isinstance(choices, list) and any(
             isinstance(choice, dict) and choice.get("finish_reason") == "abort" for choice in choices
         )
-    return Facts(read_usage(answer.get("usage")), aborted=aborted)
+    return read_usage(answer.get("usage")), aborted
 
 
 def with_cached_tokens(body: bytes, cached_tokens: int) -> bytes:

@@ -19,6 +19,7 @@ from enum import StrEnum
 from typing import Final
 
 from forebay_router.errors import RequestRefused
+from forebay_router.index.content import content_of
 from forebay_router.parsing import DEFAULT_OUTPUT_TOKENS, ParsedRequest
 from forebay_router.tenancy.keys import UNBOUNDED, Bounds, Grant, KeyRing
 
@@ -301,7 +302,7 @@ def tokens_to_reserve(parsed: ParsedRequest) -> int:
     fields = parsed.fields
     if fields is None or not parsed.endpoint.judged:
         return 0
-    content = parsed.content
+    content = parsed.content or (content_of(fields) if parsed.endpoint.prompted else None)
     if content is None:
         return parsed.prompt_tokens
     prompt = len(content.token_ids) if content.token_ids is not None else content.size_bytes // _BYTES_PER_TOKEN

@@ -205,6 +205,7 @@ def _router_values(watch: Watch, tuning: Tuning) -> dict[Signal, float | None]:
     window_s = tuning.rate_window_s
     return {
         Signal.ROUTER_SEEN: router.rows[-1][0] if seen else None,
+        Signal.ROUTERS_GONE: 0.0 if seen else None,
         Signal.ARRIVED: watch.router_rate("arrived", window_s),
         Signal.BURST: watch.router_rate("arrived", tuning.burst_window_s),
         Signal.LATEST: irate(burst) if seen else None,
