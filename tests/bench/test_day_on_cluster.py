@@ -196,5 +196,5 @@ def draw(path: Path, watcher: Watcher, records: Sequence[RequestRecord]) -> None
     for axes in (upper, lower):
         axes.axvspan(*OUTAGE_S, color="#c0392b", alpha=0.12, label="Prometheus away")
         axes.grid(color="#e8ecee")
-        axes.legend(loc="upper right", frameon=False, fontsize=8)
+        axes.legend(loc="upper right" if axes is upper else "lower right", frameon=False, fontsize=8)
     figure.savefig(path, dpi=110)

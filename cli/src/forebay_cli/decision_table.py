@@ -17,6 +17,10 @@ Json = Mapping[str, Any]
 WORDS: Mapping[str, Mapping[str, str]] = {
     "demand": {
         "rate_per_s": "requests per second",
+        "planned_per_s": "planned for",
+        "keep_per_s": "to suffice for after shrinking",
+        "lead_s": "a new worker takes, s",
+        "dispersion": "burstiness (1: Poisson)",
         "backlog": "requests that wait",
         "running": "requests in work",
     },
@@ -24,6 +28,7 @@ WORDS: Mapping[str, Mapping[str, str]] = {
         "work_s": "one request's work, s",
         "limit": "one worker's limit",
         "measured": "measured",
+        "amplification": "burstiness of its own",
     },
     "need": {
         "offered": "load, in units of the limit",
@@ -57,7 +62,7 @@ def headline(record: Json) -> str:
     objective = policy["objective"]
     budget = policy.get("budget_gpus")
     parts = [
-        f"[bold]{escape('/'.join(decision['key']))}[/] ({decision['mode']}) at {record['at']}"
+        f"[bold]{escape('/'.join(decision['key']))}[/] ({decision['mode']}) at {record['at'][:19].replace('T', ' ')} UTC"
         + ("" if record["leading"] else " [yellow](by a replica that does not lead: it was not acted on)[/]"),
         f"objective: first token within {_number(objective['ttft_s'])} s, {_number(objective['tpot_s'] * 1000)} ms a token, "
         f"for {objective['target']:.1%} of requests"

@@ -49,7 +49,8 @@ FIRST_PAUSE_S: Final = 0.5
 LONGEST_PAUSE_S: Final = 30.0
 CONNECT_TIMEOUT_S: Final = 10.0
 HEARTBEAT_S: Final = 5.0
-HEARTBEAT_TIMEOUT_S: Final = 10.0
+HEARTBEAT_TIMEOUT_S: Final = 20.0
+"""A starved machine may leave an engine without a CPU for some seconds."""
 END_OF_REPLAY: Final = b"\xff" * 8
 
 

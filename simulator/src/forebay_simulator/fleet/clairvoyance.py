@@ -19,7 +19,7 @@ from forebay_simulator.fleet.spec import FleetSpec, PoolSpec
 from forebay_simulator.fleet.traces.trace import Arrival, Trace
 
 BIN_S = 10.0
-MARGINS = (0.6, 0.7, 0.8, 0.9, 1.0, 1.15, 1.3, 1.5, 1.75, 2.0)
+MARGINS = (0.6, 0.7, 0.8, 0.9, 1.0, 1.15, 1.3, 1.5, 1.75, 2.0, 2.5, 3.0)
 """Capacity over the expectation that are tried: below 1, too, since an expectation may be too careful."""
 AROUND_BINS = 1
 """Bins on either side that count for the need of one: queues and running requests carry over."""
