@@ -315,7 +315,7 @@ def test_a_thousand_workers_take_no_longer_than_forty():
 
     few, many = cost_s(40), cost_s(1000)
     print(f"choose: 40 workers {few * 1e6:.0f} us, 1,000 workers {many * 1e6:.0f} us")
-    assert many < 2 * few, "more memory is touched, no more work is done"
+    assert many < 4 * few, "more memory is touched, no more work is done: 25 times as many"
     assert many < 0.0005
 
 

@@ -26,8 +26,8 @@ each other's KV cache. Both sides are independent given the revision, so the bes
 that can do both competes where its prefill speed is known, charged for the stall of the sequences that decode there; where
 no pair exists it takes the request anyway.
 
-At most `FIELD_MAX` candidates a side are looked at: those that hold most of the prompt and a random run of the others. With 24
-random ones of 1,000 the least loaded is as good as found, and the time is the same for 32 workers and 1,000.
+At most `FIELD_MAX` candidates a side are looked at: those that hold most of the prompt and a random run of the others. With 16
+random ones of 1,000 the least loaded is as good as found, and the time is the same for 24 workers and 1,000.
 
 Candidates hold live loads and speeds that others change; a snapshot is their grouping, made anew only when membership changes.
 `choose` runs in one go on the loop's thread, so nothing moves under it.
@@ -45,7 +45,7 @@ from forebay_router.predicting import Candidate, Demand, Prediction, join, predi
 from forebay_router.scoring import calmest, cheapest
 from forebay_router.speed import Origin
 
-FIELD_MAX: Final = 32
+FIELD_MAX: Final = 24
 _HOLDERS_MAX: Final = 8
 
 

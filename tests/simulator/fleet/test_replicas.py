@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from statistics import fmean
 
 import pytest
 
@@ -24,17 +25,20 @@ def fleet_of(workers: int, routers: int, *, mesh: bool = True) -> FleetSpec:
     return replace(one, pools=(pool_with(one.pools[0], EngineSpec(block_tokens=512)),))
 
 
-def scores(trace: Trace, workers: int, routers: int, *, mesh: bool = True) -> Scores:
+def scores(trace: Trace, workers: int, routers: int, *, mesh: bool = True, seed: int = 1) -> Scores:
     fleet = fleet_of(workers, routers, mesh=mesh)
-    return scores_of(simulate(Setting(fleet=fleet, trace=trace, routing="forebay", seed=1)))
+    return scores_of(simulate(Setting(fleet=fleet, trace=trace, routing="forebay", seed=seed)))
 
 
+@pytest.mark.timeout(400)  # five runs
 def test_three_replicas_are_as_good_as_one_on_conversations_and_without_the_mesh_are_not():
-    part = conversation().first(600)
-    one, three, apart = scores(part, 8, 1), scores(part, 8, 3), scores(part, 8, 3, mesh=False)
-    assert three.hit_share > (1 - TOLERANCE) * one.hit_share
-    assert three.attainment > (1 - TOLERANCE) * one.attainment
-    assert three.ttft_mean_s < (1 + TOLERANCE) * one.ttft_mean_s
+    """The seed decides ties only, of which several routers have more: their mean over three."""
+    part = conversation().first(400)
+    one, apart = scores(part, 8, 1), scores(part, 8, 3, mesh=False)
+    three = [scores(part, 8, 3, seed=seed) for seed in (1, 2, 3)]
+    assert fmean(run.hit_share for run in three) > (1 - TOLERANCE) * one.hit_share
+    assert fmean(run.attainment for run in three) > (1 - TOLERANCE) * one.attainment
+    assert fmean(run.ttft_mean_s for run in three) < (1 + TOLERANCE) * one.ttft_mean_s
     assert apart.hit_share < 0.8 * one.hit_share
     assert apart.ttft_mean_s > 1.2 * one.ttft_mean_s
 

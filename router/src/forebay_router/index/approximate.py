@@ -51,23 +51,24 @@ class Bound:
     """Of prompts; infinite while nothing shows otherwise."""
     tokens: int | None = None
     """The same in tokens, as told from outside; None once answers have shown better."""
+    given: bool = False
+    """It was told once: caches that are not full yet say nothing against it."""
     most_bytes: float = 0.0
-    """Most that a cache was thought to hold when it turned out to hold less."""
+    """Most that a cache has been thought to hold."""
     workers: int = 0
     """That share it: each one's experience counts as one of so many."""
 
     def told(self, tokens_per_byte: float) -> None:
         """Tokens are so many to a byte: what was told from outside comes to so many bytes."""
         if self.tokens is not None:
+            self.given = True
             self.size_bytes = self.tokens / tokens_per_byte
 
-    def shrink(self, believed_bytes: float, missed_bytes: float) -> None:
-        """A cache thought to hold so much lacked so much of a prompt."""
+    def shrink(self, missed_bytes: float) -> None:
+        """A cache lacked so much of a prompt that it was thought to hold."""
         self.tokens = None
-        self.most_bytes = max(self.most_bytes, believed_bytes)
-        self.size_bytes = max(
-            0.0, min(self.size_bytes, self.most_bytes) - CAUTION * missed_bytes / max(1, self.workers)
-        )
+        size_bytes = self.size_bytes if self.given else min(self.size_bytes, self.most_bytes)
+        self.size_bytes = max(0.0, size_bytes - CAUTION * missed_bytes / max(1, self.workers))
 
     def grow(self, found_bytes: float) -> None:
         """So much had not been dropped yet."""
@@ -259,7 +260,7 @@ class ApproximateIndex:
                 self.reset(uid)
             return
         if missed > slack_bytes:
-            mirror.bound.shrink(mirror.size_bytes, missed)
+            mirror.bound.shrink(missed)
             self._hold_bounds(mirror)
             return
         if sent.fresh and sent.predicted_bytes > slack_bytes:
@@ -281,8 +282,10 @@ class ApproximateIndex:
 
     def _hold_bounds(self, mirror: Mirror, sent: Sent | None = None) -> None:
         before = mirror.size_bytes
+        bound = mirror.bound
+        bound.most_bytes = max(bound.most_bytes, before)
         victim = 0
-        bound_bytes = mirror.bound.size_bytes
+        bound_bytes = bound.size_bytes
         while mirror.size_bytes > bound_bytes:
             victim = self._drop_oldest(mirror, keep_shadow=True)
         if victim and sent is not None:

@@ -6,7 +6,6 @@ the answer to "who holds the longest start of this prompt" one dictionary lookup
     alive = everyone;  for each block: alive &= holders[block];  a worker that drops out at block i holds i blocks
 """
 
-from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -101,7 +100,7 @@ class Held(Mapping[str, int]):
     The levels are nested, so a worker's is found by bisection.
     """
 
-    __slots__ = ("_levels", "_masks", "_others", "_slots", "_tokens")
+    __slots__ = ("_masks", "_others", "_slots", "_tokens")
 
     def __init__(
         self, levels: Sequence[tuple[int, int]], tokens: Sequence[int], slots: Slots, others: Mapping[str, int]
@@ -119,8 +118,15 @@ class Held(Mapping[str, int]):
         slot = self._slots.of.get(uid)
         if slot is None:
             return default
-        level = bisect_left(self._masks, True, key=lambda mask: not mask >> slot & 1)
-        return self._tokens[level - 1] if level else default
+        masks = self._masks
+        low, high = 0, len(masks)
+        while low < high:
+            middle = (low + high) >> 1
+            if masks[middle] >> slot & 1:
+                low = middle + 1
+            else:
+                high = middle
+        return self._tokens[low - 1] if low else default
 
     def __getitem__(self, uid: str) -> int:
         """Tokens that a worker holds; KeyError where it holds none."""
@@ -137,6 +143,10 @@ class Held(Mapping[str, int]):
             if name is not None and name not in self._others:
                 yield name
         yield from self._others
+
+    def __bool__(self) -> bool:
+        """Somebody holds some: made for many only."""
+        return True
 
     def __len__(self) -> int:
         """Workers that hold any."""

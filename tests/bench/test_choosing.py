@@ -1,0 +1,149 @@
+"""How good the router's choice is, beside what other routers do, in virtual time. Results in build/bench/choosing.json.
+
+Public traces over fleets of simulated engines, and chats that share system prompts over mock engines (shared_prompts.py).
+`pytest -s tests/bench/test_choosing.py` prints the table that docs/router.md has.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from forebay_api.modelservice import Role
+from forebay_api.objective import Objective
+from forebay_simulator.fleet.cache_replay import Found, affinity, common_blocks, replay
+from forebay_simulator.fleet.policies import ROUTING
+from forebay_simulator.fleet.report import Scores, scores_of
+from forebay_simulator.fleet.scenarios import SCENARIOS
+from forebay_simulator.fleet.simulation import Setting, simulate
+from forebay_simulator.fleet.spec import EngineSpec, FleetSpec, PoolSpec
+from forebay_simulator.fleet.traces.files import read_lmcache, read_mooncake
+from forebay_simulator.fleet.traces.scaling import MOONCAKE_TICK_S, jittered
+from forebay_simulator.fleet.traces.trace import Trace
+
+from .shared_prompts import Forebay, run
+
+pytestmark = pytest.mark.bench
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "build/bench/choosing.json"
+DATA = ROOT / "tests/data/traces"
+LONG = Objective(ttft_s=2.0, tpot_s=0.025, target=0.95)
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A trace over a fleet."""
+
+    trace: Callable[[], Trace]
+    workers: int
+    engine: EngineSpec
+
+    @property
+    def fleet(self) -> FleetSpec:
+        """One pool that does both."""
+        pool = PoolSpec(name="mixed", role=Role.MIXED, replicas=self.workers, engine=self.engine)
+        return FleetSpec(pools=(pool,), objective=LONG)
+
+    def bound(self, trace: Trace) -> Found:
+        """What affinity finds without time: docs/fleet-simulator.md."""
+        scheduler = self.engine.served().scheduler
+        blocks = scheduler.usable_blocks * scheduler.block_size // trace.block_tokens
+        return replay(trace, affinity(common_blocks(trace), Random(1)), workers=self.workers, blocks=blocks)
+
+
+def conversation() -> Trace:
+    """A quarter of an hour of chats, its recorder's ticks spread."""
+    whole = read_mooncake(DATA / "mooncake_fast25_conversation.jsonl.gz")
+    return jittered(whole, tick_s=MOONCAKE_TICK_S, seed=1).first(900)
+
+
+def synthetic() -> Trace:
+    """Ten minutes of long prompts."""
+    return read_mooncake(DATA / "mooncake_fast25_synthetic.jsonl.gz").first(600)
+
+
+def agents() -> Trace:
+    """Sessions of agents."""
+    return read_lmcache(DATA / "lmcache_agent_llama3_blk16.jsonl.gz", sessions_per_s=0.3, seed=1)
+
+
+CASES = {
+    "conversation, 8 workers": Case(conversation, 8, EngineSpec(block_tokens=512)),
+    "conversation, 16 workers": Case(conversation, 16, EngineSpec(block_tokens=512)),
+    "synthetic, 8 workers": Case(synthetic, 8, EngineSpec(block_tokens=512)),
+    "agents, 4 workers": Case(agents, 4, EngineSpec(block_tokens=16)),
+}
+
+
+def keep(name: str, figures: object) -> None:
+    """Add to the results."""
+    RESULTS.parent.mkdir(parents=True, exist_ok=True)
+    results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    RESULTS.write_text(json.dumps(results | {name: figures}, indent=1) + "\n")
+
+
+def line(name: str, one: Scores) -> str:
+    """A row of the table."""
+    ttft = " | ".join(f"{value:.2f}" for value in (one.ttft_p50_s, one.ttft_p90_s, one.ttft_p99_s))
+    return f"| {name} | {one.hit_share:.1%} | {one.imbalance:.2f} | {ttft} | {one.tpot_p99_s * 1e3:.1f} | {one.attainment:.1%} |"
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("name", CASES)
+def test_traces_beside_other_policies(name):
+    case = CASES[name]
+    trace = case.trace()
+    bound = case.bound(trace)
+    print(f"\n{name}: affinity without time finds {bound.hit_share:.1%}, imbalance {bound.imbalance:.2f}")
+    print("| policy | hit share | busiest/mean | TTFT p50 s | p90 | p99 | TPOT p99 ms | attainment |")
+    print("|---|---|---|---|---|---|---|---|")
+    scores = {}
+    for policy in ROUTING:
+        scores[policy] = scores_of(simulate(Setting(fleet=case.fleet, trace=trace, routing=policy, seed=1)))
+        print(line(policy, scores[policy]), flush=True)
+    keep(name, {"bound": bound.hit_share} | {one: line(one, score) for one, score in scores.items()})
+    ours, others = scores.pop("forebay"), scores.values()
+    assert ours.hit_share >= 0.85 * bound.hit_share
+    assert ours.imbalance <= max(1.3, bound.imbalance + 0.1)
+    assert ours.ttft_mean_s <= 1.05 * min(one.ttft_mean_s for one in others)
+    assert ours.attainment >= max(one.attainment for one in others) - 0.002
+
+
+@pytest.mark.timeout(900)
+def test_pairs_are_at_least_as_good_as_always_splitting():
+    """Chats, then code: prefill on the decode worker where that costs less, its stall charged."""
+    scenario = SCENARIOS["switch"]
+    scores = {}
+    for policy in ("least-load", "precise-prefix", "forebay"):
+        scores[policy] = scores_of(
+            simulate(Setting(fleet=scenario.fleet, trace=scenario.trace(1).first(900), routing=policy, seed=1))
+        )
+        print(line(policy, scores[policy]), flush=True)
+    keep("pairs", {one: line(one, score) for one, score in scores.items()})
+    ours = scores.pop("forebay")
+    assert ours.attainment >= max(one.attainment for one in scores.values()) - 0.002
+
+
+@pytest.mark.timeout(900)
+def test_shared_system_prompts_over_small_caches():
+    found = []
+    for seed in (1, 2, 3, 4):
+        one = run(lambda engines: Forebay(engines, 5), seed=seed)
+        ttft = [round(one.ttft_ms(percent), 1) for percent in (50, 90, 99)]
+        figures = (one.cached_share, *ttft, one.spread, one.work_spread)
+        print(
+            f"seed {seed}: cached {figures[0]:.3f}, TTFT ms {ttft}, requests {one.spread:.2f}, work {one.work_spread:.2f}"
+        )
+        found.append(figures)
+    means = [round(statistics.fmean(values), 3) for values in zip(*found, strict=True)]
+    keep("shared system prompts: cached share, TTFT p50 p90 p99 ms, spread of requests, of work", means)
+    assert means[0] >= 0.885
+    assert means[1] <= 9.5
+    assert means[2] <= 35
+    assert means[3] <= 80
