@@ -35,7 +35,7 @@ AHEAD: Final = (0.25, 0.5, 0.75, 1.0)
 BINS_PER_WINDOW: Final = 4
 """Bins of the past in a rate window."""
 BIN_MIN_S: Final = 15.0
-"""Shortest bin, unless the rate window is shorter: what rises within less is met by short windows, and holds little but chance."""
+"""Shortest bin, or the rate window if shorter: what rises within less is met by short windows, and holds mostly chance."""
 
 
 @dataclass(frozen=True, slots=True)
