@@ -35,7 +35,7 @@ AHEAD: Final = (0.25, 0.5, 0.75, 1.0)
 BINS_PER_WINDOW: Final = 4
 """Bins of the past in a rate window."""
 BIN_MIN_S: Final = 15.0
-"""Shortest bin: what rises within less is met by short windows, and shorter bins hold little but chance."""
+"""Shortest bin, or the rate window if shorter: what rises within less is met by short windows, and holds mostly chance."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class Demand:
 
 def bin_s_of(tuning: Tuning) -> float:
     """Length of a bin of the past, in seconds."""
-    return max(BIN_MIN_S, tuning.rate_window_s / BINS_PER_WINDOW)
+    return max(min(BIN_MIN_S, tuning.rate_window_s), tuning.rate_window_s / BINS_PER_WINDOW)
 
 
 def demand_rate(signals: ServiceSignals, tuning: Tuning, falling_to: float | None = None) -> float | None:
