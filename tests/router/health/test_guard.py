@@ -57,7 +57,7 @@ def test_worker_that_fails_again_and_again_is_left_alone(reason):
     assert reason.value in guard.table.workers["a"].health.detail
 
 
-@pytest.mark.parametrize("reason", NOT_THE_WORKERS)
+@pytest.mark.parametrize("reason", sorted(NOT_THE_WORKERS))
 def test_what_says_nothing_of_the_worker_does_not_count(reason):
     guard = guarded("a", "b")
     fail(guard, "a", 100, reason)

@@ -8,7 +8,7 @@ import pytest
 from forebay_router.endpoints import ENDPOINTS
 from forebay_router.index.events import Batch
 from forebay_router.index.precise import PreciseIndex
-from forebay_router.parsing import ParsedRequest, parse_request
+from forebay_router.parsing import CONTENT_MIN_BYTES, ParsedRequest, parse_request
 from forebay_router.tokens import tokenizers as module
 from forebay_router.tokens.tokenizers import QUEUE_MAX, Tokenizers
 from tests.router.harness import until
@@ -27,7 +27,8 @@ def tokenizers(tmp_path):
 
 
 def request(body: bytes = CHAT, path: bytes = b"/v1/chat/completions") -> ParsedRequest:
-    return parse_request(ENDPOINTS[path], {}, body)
+    """A request whose body is long enough to have any content that a cache could hold."""
+    return parse_request(ENDPOINTS[path], {}, body.ljust(CONTENT_MIN_BYTES))
 
 
 async def test_a_chats_tokens_are_told(tokenizers):
