@@ -19,7 +19,11 @@ WITHOUT_DEPENDENCIES = (
     f"ai-dynamo-runtime=={RELEASE}",
     "aisimulate==0.13.0.dev202610270000000085",
 )
-DEPENDENCIES = ("pydantic", "numpy", "msgspec", "pyyaml", "filterpy", "pmdarima", "scipy", "scikit-learn", "pandas")
+DEPENDENCIES = (
+    "pydantic", "numpy", "msgspec", "pyyaml", "filterpy", "pmdarima", "scipy", "scikit-learn", "pandas", "prophet",
+    "kubernetes", "prometheus-client", "prometheus-api-client", "aiohttp", "httpx", "fastapi", "uvicorn", "uvloop",
+    "plotly", "grpcio", "protobuf",
+)  # fmt: skip
 """What replay and planner import; the whole list would bring torch and CUDA."""
 TIMEOUT_S = 3600.0
 
