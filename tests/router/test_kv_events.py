@@ -4,6 +4,7 @@ import asyncio
 import json
 import re
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from random import Random
 
 import msgspec
@@ -13,7 +14,7 @@ import zmq.asyncio
 
 from forebay_router.control import metrics_text
 from forebay_router.index.content import content_of
-from forebay_router.kv_events import Source, read_sources
+from forebay_router.kv_events import KvEvents, Source, read_sources
 from forebay_router.tokens.encoder import Memory
 from forebay_router.tokens.folder import load
 from tests.router.harness import Running, ask, running, until
@@ -300,8 +301,9 @@ class Cable:
         writer.close()
 
 
-async def test_a_feed_that_is_cut_is_found_and_a_quiet_one_is_left():
+async def test_a_feed_that_is_cut_is_found_and_a_quiet_one_is_left(monkeypatch):
     """C088: two workers publish; one's events stop on the way although it is alive, the other has nothing to say."""
+    monkeypatch.setattr("forebay_router.process.KvEvents", partial(KvEvents, heartbeat_s=0.2, heartbeat_timeout_s=0.2))
     publisher, quiet = Publisher(), Publisher()
     await publisher.open()
     await quiet.open()
@@ -319,7 +321,6 @@ async def test_a_feed_that_is_cut_is_found_and_a_quiet_one_is_left():
             async with workers(*scripts) as scripted:
                 flags = ("--workers", *(one.url for one in scripted), "--kv-events-port", "1")
                 async with running(*flags, ready=False) as router:
-                    router.process.kv_events.heartbeat_s = router.process.kv_events.heartbeat_timeout_s = 0.2
                     await until(lambda: len(router.process.kv_events.connected) == 2, "both are followed")
                     await publisher.send(stored(0, 3))
                     await until(lambda: known(router) == 48, "events are applied")
