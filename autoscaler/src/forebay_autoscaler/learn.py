@@ -101,11 +101,19 @@ class Latency:
 
 
 def latency_of(signals: ServiceSignals, objective: Objective, tuning: Tuning) -> Latency:
-    """Compare the share of requests within each bound with the target."""
+    """Compare the share of requests within each bound with the target.
+
+    A bound that lies within a bucket of the histogram says little of what fell into that bucket, so the router's verdicts
+    overrule it: where enough requests were good, both bounds were met.
+    """
+    good, bad = signals.good_lately_per_s.known, signals.bad_lately_per_s.known
+    ended = None if good is None or bad is None else (good + bad) * tuning.rate_window_s
 
     def met(within_per_s: float | None, per_s: float | None, target: float) -> bool | None:
         if within_per_s is None or per_s is None or per_s * tuning.rate_window_s < tuning.samples_min:
             return None
+        if good is not None and ended is not None and ended >= tuning.samples_min:
+            within_per_s = max(within_per_s, good * tuning.rate_window_s / ended * per_s)
         return within_per_s >= target * per_s
 
     ttft = signals.ttft_within_per_s.known, signals.ttft_per_s.known
@@ -126,7 +134,8 @@ def capacity_of(pool: PoolPolicy, learnt: Learnt, objective: Objective, seed: Se
         limit = min(limit, pool.concurrency_max)
     amplification = 1.0 if seed is None else seed.amplification
     measured = learnt.work_s is not None if seed is None else learnt.speed is not None
-    return Capacity(work_s, limit, measured=measured, amplification=amplification)
+    pooled = pool.role is Role.PREFILL
+    return Capacity(work_s, limit, measured=measured, amplification=amplification, pooled=pooled)
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,12 +197,12 @@ def _learn_queue(learnt: Learnt, counts: PoolCounts, signals: PoolSignals, now_s
 def _is_overloaded(pool: PoolPolicy, learnt: Learnt, facts: Facts, evidence: Evidence) -> bool:
     """Whether workers had more to do than they should."""
     capacity = capacity_of(pool, learnt, evidence.objective, facts.seed)
-    good_rate, ready = capacity.good_rate_per_s, facts.counts.ready
-    asked = (evidence.rate_per_s or 0.0) * facts.share
-    if good_rate is not None and asked > OVERLOAD * good_rate * ready:
+    ready = facts.counts.ready
+    asked, most = (evidence.rate_per_s or 0.0) * facts.share * (capacity.work_s or 0.0), capacity.carries(ready)
+    if asked > OVERLOAD * most:
         return True
     load = load_per_worker(pool.role, capacity.work_s, facts.counts, facts.signals)
-    return load is not None and load > OVERLOAD * capacity.limit
+    return load is not None and load * ready > OVERLOAD * most
 
 
 def _is_steady(role: Role, facts: Facts) -> bool:
