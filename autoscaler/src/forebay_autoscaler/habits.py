@@ -43,7 +43,9 @@ def echo_of(values: Sequence[float], lead: int, *, dispersion: float, bin_s: flo
         return None
     here, before = rates[-1], rates[-1 - ECHO_BEFORE]
     near = ECHO_DEVIATIONS * math.sqrt(dispersion * max(here, 1.0 / bin_s) / bin_s)
-    moments = zip(rates, rates[ECHO_BEFORE:], rates[ECHO_BEFORE + lead :], strict=False)
+    # Before the first bin it is taken to have been as in it.
+    earlier_rates = [*rates[:1] * ECHO_BEFORE, *rates]
+    moments = zip(earlier_rates, rates, rates[lead:], strict=False)
     alike = [
         (distance, later - then)
         for earlier, then, later in moments

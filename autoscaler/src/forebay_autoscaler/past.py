@@ -1,7 +1,8 @@
 """The past of one number in bins of equal length, at several resolutions, in bounded memory. Pure.
 
-Scrapes come when they come; each says how much was counted since the one before. A bin closes when a scrape's interval has
-its middle beyond the bin's end, with the mean of what fell into it; a bin without any (an outage) keeps the value before it.
+Scrapes come when they come; each says how much was counted since the one before. A bin closes when scrapes have filled it, or
+when a scrape's interval has its middle beyond the bin's end, with the mean of what fell into it; a bin without any (an outage)
+keeps the value before it.
 Each `COARSER` bins of one level make one bin of the next, so that forty minutes are remembered by the quarter minute, and
 weeks by the hour or so.
 """
@@ -15,6 +16,8 @@ LENGTH_MAX: Final = 160
 """Bins kept of each level."""
 COARSER: Final = (1, 16, 16, 8)
 """Bins of the level before that make one of this level: with 15 s, levels of 15 s, 4 min, 64 min and 8.5 h."""
+FULL: Final = 0.95
+"""Share of a bin that is counted when it closes: scrapes are not quite regular."""
 GAP_MAX: Final = LENGTH_MAX
 """Bins that an outage may fill; a longer one begins anew."""
 
@@ -65,7 +68,8 @@ class Past:
             past = Past(levels=(_begin(number)[0], *self.levels[1:]))
         while past.fine.end < number:
             past = past._close()
-        return replace(past, open_sum=past.open_sum + per_s * over_s, open_s=past.open_s + over_s, sampled_s=at_s)
+        past = replace(past, open_sum=past.open_sum + per_s * over_s, open_s=past.open_s + over_s, sampled_s=at_s)
+        return past._close() if past.open_s >= FULL * bin_s and past.fine.end <= number else past
 
     def _close(self) -> "Past":
         before = self.fine.values[-1] if self.fine.values else 0.0
