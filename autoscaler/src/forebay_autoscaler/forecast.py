@@ -117,9 +117,9 @@ class Forecast:
 
     @property
     def blindness(self) -> float:
-        """How much of what a level does not foresee the method in use does not either; 1 while nobody knows."""
+        """How much of what a level does not foresee a past that comes again does not either; 1 while none does."""
         number = METHODS.index(self.method)
-        if self.scored[number] < SCORED_MIN or not self.losses[0]:
+        if self.method not in (Method.SEASON, Method.ECHO) or not self.losses[0]:
             return 1.0
         return min(1.0, self.losses[number] / self.losses[0])
 
@@ -131,6 +131,11 @@ class Forecast:
             return line.plain, trend, None
         lasting = LASTING ** (max(0.0, position - line.end + LEVEL_BINS / 2) / max(1.0, lead))
         return line.plain, trend, max(0.0, self.usual_at(position) + self.offset * lasting)
+
+    @property
+    def falls(self) -> bool:
+        """Whether demand falls."""
+        return self.line is not None and self.line.slope < 0
 
     @property
     def untested(self) -> bool:

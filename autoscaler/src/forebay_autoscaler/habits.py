@@ -28,8 +28,8 @@ ECHO_LATE: Final = 2
 """Bins by which the last rate is older than now."""
 ECHO_MOMENTS: Final = 5
 """Nearest moments that make an echo, at most."""
-ECHO_DEVIATIONS: Final = 2.0
-"""Distance, in deviations of a bin, of moments that look alike."""
+ECHO_DEVIATIONS: Final = 3.0
+"""Distance, in deviations of a bin, of moments that look alike: what chance keeps apart in one case of twenty."""
 DISPERSION_MAX: Final = 4.0
 DISPERSION_BINS: Final = 40
 """Bins that it takes to tell chance from change."""
