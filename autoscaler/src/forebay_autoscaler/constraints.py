@@ -104,8 +104,12 @@ def wait_for_shrinking(situation: Situation, proposal: Proposal) -> Proposal:
 
 
 def require_objective(situation: Situation, proposal: Proposal) -> Proposal:
-    """Never shrink while the present workers miss the objective under their load."""
-    if proposal.replicas >= situation.current or not situation.missing_objective:
+    """Never shrink while as many workers as are needed miss the objective under their load.
+
+    Where fewer are ready that explains it, and what was ordered beyond the need may be taken back.
+    """
+    explained = situation.counts.ready < proposal.replicas
+    if proposal.replicas >= situation.current or not situation.missing_objective or explained:
         return proposal
     return proposal.instead(situation.current, Constraint.OBJECTIVE, "requests miss the objective now")
 

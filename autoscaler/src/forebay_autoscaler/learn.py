@@ -69,6 +69,8 @@ class Learnt:
     """Learnt limit; None while the initial one holds."""
     limit_changed_s: float = float("-inf")
     ready_changed_s: float = float("-inf")
+    overloaded_s: float = float("-inf")
+    """When workers last had more to do than they should."""
     orders: Orders = field(default_factory=Orders)
     """Workers on their way, and how long they take."""
     queued_since_s: float | None = None
@@ -172,7 +174,11 @@ def learn(pool: PoolPolicy, learnt: Learnt, facts: Facts, evidence: Evidence) ->
     calm = not overloaded and not evidence.queued_lately and _is_steady(pool.role, facts)
     if calm or capacity_of(pool, learnt, evidence.objective, facts.seed).work_s is None:
         learnt = _learn_work(pool.role, learnt, facts, evidence.tuning)
-    settled = now_s - max(learnt.limit_changed_s, learnt.ready_changed_s) >= evidence.tuning.rate_window_s
+    if overloaded:
+        learnt = replace(learnt, overloaded_s=now_s)
+    changed_s = max(learnt.limit_changed_s, learnt.ready_changed_s, learnt.overloaded_s)
+    # What ended within the window was worked on since one service time before it.
+    settled = now_s - changed_s >= evidence.tuning.rate_window_s + (facts.signals.service_time_s.known or 0.0)
     if counts.ready == 0 or counts.ready < counts.wanted or not settled:
         return learnt
     if facts.signals.waiting.known is None:  # whether requests queue is not known, so neither is whose fault latency is
