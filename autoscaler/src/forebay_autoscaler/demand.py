@@ -160,6 +160,7 @@ def backlog_ahead(
         until_s = min(in_s, demand.lead_s)
         passing = (passed_s + until_s) / 2 / demand.lead_s if demand.lead_s else 1.0
         asked_per_s = demand.rate_per_s + passing * max(0.0, demand.planned_per_s - demand.rate_per_s)
-        left = max(0.0, left - (workers * good_rate_per_s - asked_per_s) * (until_s - passed_s))
+        spare_per_s = max(0.0, workers * good_rate_per_s - asked_per_s)
+        left = max(0.0, left - spare_per_s * (until_s - passed_s))
         workers, passed_s = workers + count, max(passed_s, until_s)
     return left

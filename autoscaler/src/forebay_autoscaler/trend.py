@@ -21,7 +21,7 @@ from typing import Final
 LEVEL_BINS: Final = 3
 WINDOW_BINS: Final = 16
 """Bins that shapes are fitted to: four rate windows; what began within them is a shape of its own."""
-BINS_MIN: Final = 3
+BINS_MIN: Final = 4
 """Bins from which shapes are told apart."""
 GROWTH_MAX: Final = math.log(4.0)
 """Most that demand is taken to grow within a lead, as a logarithm."""
@@ -33,6 +33,8 @@ RISE_MAX: Final = 3.0
 """Most that a trend may gain, in gains of the last lead."""
 GROWTHS: Final = (0.05, 0.1, 0.15, 0.2, 0.3)
 """Growth of a logarithm in a bin."""
+STEP_PARTS: Final = (0.0, 0.25, 0.5, 0.75)
+"""Where within a bin a step may be."""
 DAMPINGS: Final = (3.0, 6.0, 12.0)
 """Bins in which a rise slows to a third."""
 
@@ -144,8 +146,8 @@ def _shape(kind: str, parameter: float, x: float) -> float:
         return 0.0
     if kind == "line":
         return x
-    if kind == "step":
-        return 1.0 if x > parameter else 0.0
+    if kind == "step":  # x is the middle of a bin, in which the step may be
+        return max(0.0, min(1.0, x + 0.5 - parameter))
     if kind == "begun":
         return max(0.0, x - parameter)
     if kind == "ended":
@@ -159,7 +161,8 @@ def _shape(kind: str, parameter: float, x: float) -> float:
 def _family(count: int) -> tuple[tuple[str, float, float, tuple[float, ...]], ...]:
     """(kind, parameter, prior, g at the middle of each bin) of the shapes that so many bins can show."""
     breaks = [float(number - count) for number in range(1, count)]
-    kinds: list[tuple[str, Sequence[float]]] = [("level", (0.0,)), ("line", (0.0,)), ("growth", GROWTHS), ("step", breaks)]
+    steps = [one - part for one in breaks for part in STEP_PARTS]
+    kinds: list[tuple[str, Sequence[float]]] = [("level", (0.0,)), ("line", (0.0,)), ("growth", GROWTHS), ("step", steps)]
     if count > BINS_MIN:
         kinds += [("begun", breaks[1:-1]), ("ended", breaks[1:]), ("damped", DAMPINGS)]
     middles = [number + 0.5 - count for number in range(count)]
