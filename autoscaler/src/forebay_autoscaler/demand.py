@@ -34,6 +34,8 @@ AHEAD: Final = (0.25, 0.5, 0.75, 1.0)
 """Parts of a lead at which the forecast is asked."""
 BINS_PER_WINDOW: Final = 4
 """Bins of the past in a rate window."""
+MISSED: Final = 1.5
+"""Times between scrapes beyond which one was missed."""
 BIN_MIN_S: Final = 15.0
 """Shortest bin, or the rate window if shorter: what rises within less is met by short windows, and holds mostly chance."""
 
@@ -93,10 +95,13 @@ def look_ahead(forecast: Forecast, signals: ServiceSignals, tuning: Tuning, *, n
     if latest.known is None or latest.age_s is None or arrived is None:
         return forecast
     refused = (signals.refused_per_s.known or 0.0) / arrived if arrived else 0.0
+    at_s, scrape_s = now_s - latest.age_s, scrape_s_of(signals, tuning)
+    if at_s - forecast.past.sampled_s <= MISSED * scrape_s:  # the scrape before was seen, too
+        scrape_s = at_s - forecast.past.sampled_s
     past = forecast.past.take(
-        now_s - latest.age_s,
+        at_s,
         latest.known * (1.0 - min(1.0, refused)),
-        over_s=min(bin_s * BINS_PER_WINDOW, scrape_s_of(signals, tuning)),
+        over_s=min(bin_s * BINS_PER_WINDOW, scrape_s),
         bin_s=bin_s,
     )
     return take(forecast, past, lead=lead_s / bin_s, bin_s=bin_s)

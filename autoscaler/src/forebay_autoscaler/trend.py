@@ -77,6 +77,15 @@ class Line:
         most = self.plain + self.rise_max
         return math.fsum(fit.weight * max(0.0, min(most, fit.at(position - self.end))) for fit in self.fits)
 
+    def at_least(self, position: float, share: float) -> float:
+        """The rate that is not exceeded with this probability, if one of the shapes is right."""
+        most, total = self.plain + self.rise_max, 0.0
+        for rate, weight in sorted((fit.at(position - self.end), fit.weight) for fit in self.fits):
+            total += weight
+            if total >= share - 1e-9:
+                return max(0.0, min(most, rate))
+        return self.plain
+
     @property
     def slope(self) -> float:
         """Rate per bin at the end."""
