@@ -7,7 +7,7 @@ is limit / work_s. Work is that of a full worker: beside fewer others a request 
 
 Mixed and decode workers are parallel servers. The load varies around R with variance A * D * R: D is the dispersion of
 arrivals (1 for Poisson), A the amplification by requests that slow each other down (seed.py). The margin is the quantile of
-the objective's target of it, at least a tenth of R: margin = max(z * sqrt(A * D * R), headroom * R). A large fleet runs hotter
+the objective's target of it, at least a tenth of R, half of that once the speed was measured: margin = max(z * sqrt(A * D * R), headroom * R). A large fleet runs hotter
 than a small one for the same promise.
 
 Prefill workers are one server each that is shared by what is in it: more at once is not more per second. By the law of
@@ -33,6 +33,8 @@ from forebay_autoscaler.observation import PoolSignals
 from forebay_autoscaler.policy import PoolPolicy, Tuning
 from forebay_autoscaler.seed import Seed
 
+MEASURED: Final = 0.5
+"""Share of the headroom that is left once finished requests have shown a worker's speed: it is for what is not known of it."""
 UTILISATION_BOUNDS: Final = (0.4, 0.9)
 """Utilisation to which a prefill worker may be loaded, whatever the formula says."""
 
@@ -167,4 +169,5 @@ def _margin(
         return 0.0
     quantile = max(0.0, NormalDist().inv_cdf(min(objective.target, 0.9999)))
     deviation = math.sqrt(capacity.amplification * demand.dispersion * offered)
-    return max(quantile * deviation, tuning.headroom * offered)
+    headroom = tuning.headroom * (MEASURED if capacity.measured else 1.0)
+    return max(quantile * deviation, headroom * offered)
