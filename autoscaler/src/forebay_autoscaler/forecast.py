@@ -26,8 +26,6 @@ from forebay_autoscaler.past import COARSER, Past
 from forebay_autoscaler.season import Season, find_season
 from forebay_autoscaler.trend import LEVEL_BINS, NO_LINE, WINDOW_BINS, Line, line_of
 
-import os
-Q=float(os.environ.get("Q","0"))
 LATE: Final = 0.8
 """Loss of a request a second that was not foreseen; of one that does not come it is the rest."""
 MEMORY_BINS: Final = 24.0
@@ -128,7 +126,7 @@ class Forecast:
     def all_at(self, position: float, lead: float) -> tuple[float, float, float | None]:
         """By each method; None without a rhythm, or before there is a past zero."""
         line = self.line or NO_LINE
-        trend = line.at_least(position, Q) if Q else line.at(position)
+        trend = line.at_least(position, LATE)
         if self.season is None:
             return line.plain, trend, None
         lasting = LASTING ** (max(0.0, position - line.end + LEVEL_BINS / 2) / max(1.0, lead))
@@ -138,6 +136,11 @@ class Forecast:
     def falls(self) -> bool:
         """Whether demand falls."""
         return self.line is not None and self.line.slope < 0
+
+    @property
+    def falls_surely(self) -> bool:
+        """Whether demand falls, as surely as late capacity is worse than idle one."""
+        return self.line is not None and self.line.falling >= LATE
 
     @property
     def untested(self) -> bool:

@@ -6,8 +6,9 @@ small family, and each counts by how likely it makes the bins (Bayes, with the u
 
     weight ~ prior * exp(-(chi2 + fitted numbers * ln n) / 2)          chi2: squared distances over the variance of chance
 
-What is forecast is their mean. So a step is a step as soon as it looks like one, a rise counts from its third bin if it is
-steep and later if it is not, and a rise that slows is not drawn on for ever. There is no threshold to be on either side of.
+The rate of now is their mean. The forecast is the rate that they do not exceed with a given probability: the best one where
+too little is worse than too much by the odds of it. So a step is a step as soon as it looks like one, a rise counts from its
+third bin if it is steep and later if it is not, and no threshold lies between them.
 
 What a trend gains is bounded by what was gained in the last lead, and by the most there was if it has been there before.
 """
@@ -87,6 +88,11 @@ class Line:
         return self.plain
 
     @property
+    def falling(self) -> float:
+        """How likely it falls."""
+        return math.fsum(fit.weight for fit in self.fits if fit.at(0.0) < fit.at(-1.0) - FLAT)
+
+    @property
     def slope(self) -> float:
         """Rate per bin at the end."""
         return self.at(self.end) - self.at(self.end - 1.0)
@@ -123,6 +129,8 @@ def _fits(values: Sequence[float], dispersion: float, bin_s: float) -> list[Fit]
     ]
 
 
+FLAT: Final = 1e-9
+"""Requests a second in a bin that are rounding, not a slope."""
 LEAST: Final = 1e-3
 """Share of the likeliest shape's weight below which one is left out."""
 
