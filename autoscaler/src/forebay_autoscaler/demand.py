@@ -124,7 +124,8 @@ def planned_rate(forecast: Forecast, rate_per_s: float, tuning: Tuning, *, now_s
         return max(rate_per_s + max(forecast.shortfall, burst), forecast.floor)
     ahead = [(forecast.rate_at((now_s + part * lead_s) / bin_s, lead_s / bin_s), part) for part in AHEAD]
     foreseen = [one + part * forecast.shortfall for one, part in ahead if one is not None]
-    return max(rate_per_s, forecast.floor, min([rate_per_s, *foreseen[-1:]]) + burst, *foreseen)
+    later = rate_per_s if forecast.line is None else forecast.line.at((now_s + lead_s) / bin_s)
+    return max(rate_per_s, forecast.floor, min(rate_per_s, later) + burst, *foreseen)
 
 
 def rate_to_keep(rate_per_s: float, planned_per_s: float, tuning: Tuning) -> float:

@@ -136,8 +136,7 @@ def capacity_of(pool: PoolPolicy, learnt: Learnt, objective: Objective, seed: Se
         limit = min(limit, pool.concurrency_max)
     amplification = 1.0 if seed is None else seed.amplification
     measured = learnt.work_s is not None if seed is None else learnt.speed is not None
-    pooled = pool.role is Role.PREFILL
-    return Capacity(work_s, limit, measured=measured, amplification=amplification, pooled=pooled)
+    return Capacity(work_s, limit, measured=measured, amplification=amplification)
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +203,7 @@ def _is_overloaded(pool: PoolPolicy, learnt: Learnt, facts: Facts, evidence: Evi
     """Whether workers had more to do than they should."""
     capacity = capacity_of(pool, learnt, evidence.objective, facts.seed)
     ready = facts.counts.ready
-    asked, most = (evidence.rate_per_s or 0.0) * facts.share * (capacity.work_s or 0.0), capacity.carries(ready)
+    asked, most = (evidence.rate_per_s or 0.0) * facts.share * (capacity.work_s or 0.0), ready * capacity.limit
     if asked > OVERLOAD * most:
         return True
     load = load_per_worker(pool.role, capacity.work_s, facts.counts, facts.signals)
@@ -232,8 +231,17 @@ def _learn_work(role: Role, learnt: Learnt, facts: Facts, tuning: Tuning) -> Lea
     speed = _speed(role, measured, facts, seed)
     before_speed = learnt.speed or 1.0
     weight = weight if learnt.speed is None else min(weight, SPEED_WEIGHT_MAX)
+    weight *= _likeness(role, facts, seed)
     blended = before_speed + weight * (speed - before_speed)
     return replace(learnt, speed=blended, work_s=seed.work_s * blended)
+
+
+def _likeness(role: Role, facts: Facts, seed: Seed) -> float:
+    """How much workers were like full ones: what requests take beside few others says little of what they take beside many."""
+    load = facts.signals.running_mean.known
+    if role is Role.PREFILL or load is None or seed.limit is None:
+        return 1.0
+    return min(1.0, load / max(1, facts.counts.ready) / seed.limit)
 
 
 def _speed(role: Role, measured: float, facts: Facts, seed: Seed) -> float:

@@ -14,9 +14,7 @@ Prefill workers are one server each that is shared by what is in it: more at onc
 processor sharing a request takes service_s = s0 / (1 - u) at utilisation u = x * s0, with x requests a second per worker;
 solved for the work itself: s0 = service_s / (1 + x * service_s). The offered load is rate * s0 busy workers and `limit` the
 utilisation at which a request still gets its first token in time: the tail of the sojourn time falls as
-exp(-t (1 - u) / s0), so 1 - u = s0 * -ln(1 - target) / ttft, kept within bounds. N workers among which the router gives each
-request to the one that is free first have a tail of exp(-t N (1 - u) / s0): the idle time that one needs suffices for all, so
-they carry N - (1 - u_1).
+exp(-t (1 - u) / s0), so 1 - u = s0 * -ln(1 - target) / ttft, kept within bounds.
 
 Queues, not utilisation, tell overload: what waits is counted as demand, to be worked off within a horizon (demand.py).
 """
@@ -51,23 +49,6 @@ class Capacity:
     """Whether work_s was ever measured; else the capacity model expects it."""
     amplification: float = 1.0
     """Variance over mean of the requests in work beyond that of arrivals."""
-
-    pooled: bool = False
-    """Whether any worker may take up what the others have no time for: prefill."""
-
-    def carries(self, workers: int) -> float:
-        """Load that so many workers carry together, in units of the limit."""
-        if not self.pooled or workers < 1:
-            return workers * self.limit
-        return max(workers * self.limit, min(workers - (1.0 - self.limit), workers * UTILISATION_BOUNDS[1]))
-
-    def workers_for(self, load: float) -> int:
-        """Fewest workers that carry a load."""
-        # A hair above a whole number is rounding of floats, not demand for one more worker.
-        most = math.ceil(load / self.limit - 1e-9)
-        if not self.pooled:
-            return most
-        return next((n for n in range(int(load), most) if self.carries(n) >= load - 1e-9), most)
 
     @property
     def good_rate_per_s(self) -> float | None:
@@ -146,7 +127,8 @@ def need_of(
     some = 1 if planned > 0 or demand.backlog > 0 or demand.running > 0 else 0
 
     def workers(load: float) -> int:
-        return max(some, capacity.workers_for(load))
+        # A hair above a whole number is rounding of floats, not demand for one more worker.
+        return max(some, math.ceil(load / capacity.limit - 1e-9))
 
     return Need(
         workers=workers(max(offered + margin, in_work)),
