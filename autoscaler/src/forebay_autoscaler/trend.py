@@ -30,8 +30,8 @@ KNOWN_MAX: Final = 1.15
 """Share of the most there was to which a trend is believed when it was there before."""
 LATELY_BINS: Final = 10
 """Bins over which a gain is measured, at least: over fewer, chance gains, too."""
-RISE_MAX: Final = 3.0
-"""Most that a trend may gain, in gains of the last lead."""
+RISE_MAX: Final = math.exp(GROWTH_MAX)
+"""Most that a trend may gain, in gains of the last lead: as what grows by so much in each."""
 GROWTHS: Final = (0.05, 0.1, 0.15, 0.2, 0.3)
 """Growth of a logarithm in a bin."""
 STEP_PARTS: Final = (0.0, 0.25, 0.5, 0.75)
