@@ -250,19 +250,23 @@ class Speed:
 
     def saw_first_token(self, tokens: float, seconds: float, prompts: float = 0.0) -> None:
         """A first token came after so long, with so many prompt tokens to compute until then and prompts queued ahead."""
-        self._observe(self.pool.first_token, self.first_token, (tokens, prompts), seconds)
+        self._observe(self.pool.first_token, self.first_token, (tokens, prompts), seconds, size=int(tokens))
 
-    def saw_output(self, sequences: float, token_s: float, *, tokens: int = 1, beside: float = 0.0) -> None:
-        """An answer of so many tokens took so long for each, beside so many sequences and prompt tokens computed there."""
+    def saw_output(
+        self, sequences: float, token_s: float, *, tokens: int = 1, beside: float = 0.0, prompt: int = 0
+    ) -> None:
+        """An answer of so many tokens took so long for each, beside so many sequences and prompt tokens computed there.
+
+        `prompt` is the tokens of its own prompt, which each of its steps reads.
+        """
         pool = self.pool
         pool.beside += beside - pool.beside / MEMORY
         pool.written += tokens - pool.written / MEMORY
-        self._observe(pool.output_token, self.output_token, (sequences, beside / tokens), token_s)
+        self._observe(pool.output_token, self.output_token, (sequences, beside / tokens), token_s, size=prompt)
 
-    def _observe(self, line: Line, factor: Factor, at: tuple[float, float], y: float) -> None:
+    def _observe(self, line: Line, factor: Factor, at: tuple[float, float], y: float, *, size: int) -> None:
         x, z = at
         deviation = log(min(max(y / max(SMALLEST_S, line.at(x, z)), 1 / OUTLIER), OUTLIER))
-        line.note(deviation)
-        factor.observe(deviation, line.mean)
+        factor.observe(line.note(size, deviation), line.mean)
         if line.observe(x, y / factor.value, z):
             self.pool.changed()
