@@ -33,6 +33,7 @@ Candidates hold live loads and speeds that others change; a snapshot is their gr
 `choose` runs in one go on the loop's thread, so nothing moves under it.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -62,7 +63,10 @@ class Snapshot:
 
     @classmethod
     def of(cls, candidates: Sequence[Candidate]) -> "Snapshot":
-        """Group candidates by role."""
+        """Group candidates by role, and tell their pools how many they are."""
+        counts = Counter(id(one.speed.pool) for one in candidates)
+        for one in candidates:
+            one.speed.pool.workers = counts[id(one.speed.pool)]
         prefill = tuple(one for one in candidates if one.role is Role.PREFILL)
         decode = tuple(one for one in candidates if one.role is Role.DECODE)
         revisions = sorted({one.revision for one in prefill} & {one.revision for one in decode})

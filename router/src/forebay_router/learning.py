@@ -55,7 +55,7 @@ class Trip:
         """An attempt that begins now: to be made before its leases are taken."""
         worker, prefill = choice.worker, choice.prefill
         prefiller = worker if prefill is None else prefill
-        prefiller.speed.traffic.note(now_s, prefiller.token_s * choice.prediction.uncached_tokens)
+        prefiller.speed.sent(now_s, prefiller.token_s * choice.prediction.uncached_tokens)
         adapter = choice.demand.adapter
         loads_adapter = adapter is not None and adapter not in prefiller.adapters
         if adapter is not None:
