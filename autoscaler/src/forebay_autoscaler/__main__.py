@@ -16,11 +16,13 @@ from pythonjsonlogger.json import JsonFormatter
 from forebay_api.election import Elector
 from forebay_autoscaler.act import Actor
 from forebay_autoscaler.cluster import Cluster, Lease, connect
+from forebay_autoscaler.configmaps import ConfigMaps
 from forebay_autoscaler.control import build_app, build_server
 from forebay_autoscaler.errors import AutoscalerError
 from forebay_autoscaler.history import History
 from forebay_autoscaler.history_file import HistoryFile
 from forebay_autoscaler.loop import Alone, Loop
+from forebay_autoscaler.memory import Memory
 from forebay_autoscaler.metrics import Metrics
 from forebay_autoscaler.observe import Observer
 from forebay_autoscaler.prometheus import Prometheus
@@ -87,6 +89,7 @@ async def serve(settings: Settings) -> None:
             _log.info("started", extra={"identity": settings.identity, "prometheus": settings.prometheus_url})
             await stop.wait()
             _log.info("stopping")
+            await loop.save()
             server.should_exit = True
             for task in tasks:
                 task.cancel()
@@ -106,7 +109,12 @@ async def wire(settings: Settings) -> AsyncIterator[tuple[Loop, Elector | None]]
             if settings.elects:
                 lease = Lease(api, namespace=settings.lease_namespace, name=settings.lease_name)
                 elector = Elector(lease, settings.identity)
-            yield build_loop(settings, cluster, Prometheus(settings.prometheus_url, http), elector), elector
+            loop = build_loop(settings, cluster, Prometheus(settings.prometheus_url, http), elector)
+            if settings.state_maps:
+                maps = ConfigMaps(api, namespace=settings.lease_namespace, name=settings.lease_name)
+                interval_s = settings.state_interval_s
+                loop.memory = Memory(maps, loop.metrics, parts=settings.state_maps, interval_s=interval_s)
+            yield loop, elector
         finally:
             await api.close()
 

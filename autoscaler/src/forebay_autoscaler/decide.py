@@ -125,8 +125,8 @@ def _sight(
 
 def _look(sight: Sight, pool: PoolPolicy, observed: PoolObservation, counts: PoolCounts) -> View:
     policy, state, now_s = sight.policy, sight.state, sight.now_s
-    first = pool.name not in state.pools
     memory = state.pools.get(pool.name) or PoolState(writer=counts.writer)
+    first = not memory.needs.points  # nothing was seen of it, or not lately
     foreign = None
     if first or counts.writer != memory.writer:
         foreign = None if first else counts.writer

@@ -1,24 +1,27 @@
 """The loop: look, decide on every model service, act if leading, sleep. The only sleep of the autoscaler.
 
 Every replica looks and decides, so that one that takes over has the windows and the knowledge of the last minutes; only the
-leader acts. Leadership is asked for again before each write, since acting on a thousand services takes time.
+leader acts. Leadership is asked for again before each write, since acting on a thousand services takes time. What the first look
+of a replica begins with comes from `memory`, where the leader saves it.
 """
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Final, Protocol
 
 from forebay_autoscaler.act import Actor
+from forebay_autoscaler.clock import EpochClock
 from forebay_autoscaler.decide import decide
 from forebay_autoscaler.errors import AutoscalerError
 from forebay_autoscaler.history import History, Record
+from forebay_autoscaler.memory import Memory
 from forebay_autoscaler.metrics import Metrics
 from forebay_autoscaler.observation import ServiceKey
 from forebay_autoscaler.observe import Look, Observer, Subject
+from forebay_autoscaler.policy import ServicePolicy
 from forebay_autoscaler.state import ServiceState
 
 _log = logging.getLogger(__name__)
@@ -54,11 +57,14 @@ class Loop:
     metrics: Metrics
     history: History
     interval_s: float
-    clock: Callable[[], float] = time.monotonic
+    memory: Memory | None = None
+    """Outlives the process; None when nothing is saved."""
+    clock: Callable[[], float] = field(default_factory=EpochClock)
     cycled_s: float | None = None
     """When a cycle last succeeded, by `clock`; None before the first."""
     _states: dict[tuple[ServiceKey, str], ServiceState] = field(default_factory=dict)
     _unreadable: dict[ServiceKey, str] = field(default_factory=dict)
+    _policies: tuple[ServicePolicy, ...] = ()
 
     async def run(self) -> None:
         """Cycle until cancelled. A cycle that fails is logged and counted, and the next one comes at its time."""
@@ -80,6 +86,8 @@ class Loop:
 
     async def cycle(self) -> None:
         """Look, decide, act."""
+        if self.memory is not None:
+            await self.memory.recall()
         look = await self.observer.look()
         now_s, now = self.clock(), datetime.now(UTC)
         self._report(look)
@@ -94,6 +102,13 @@ class Loop:
             await self._act(record, subject)
         self.actor.forget({record.decision.key for record in records})
         self.cycled_s = self.clock()
+        if self.memory is not None and self.leadership.leading:
+            await self.memory.save(self._states, self._policies, look.unreadable, now_s=now_s)
+
+    async def save(self) -> None:
+        """Save all states if this replica leads, before it ends."""
+        if self.memory is not None and self.leadership.leading and self.cycled_s is not None:
+            await self.memory.save_all(self._states, self._policies, now_s=self.clock())
 
     async def _act(self, record: Record, subject: Subject) -> None:
         """Act on one service. What fails here is this service's alone."""
@@ -109,10 +124,13 @@ class Loop:
         states = {}
         for subject in look.subjects:
             identity = (subject.policy.key, subject.policy.uid)
-            state = states[identity] = self._states.get(identity, ServiceState())
+            known = self._states.get(identity)
+            state = self._first_state(subject.policy, now_s) if known is None else known
             try:
                 decision = decide(subject.policy, state, subject.observation, now_s)
             except Exception:  # noqa: BLE001 one service's boundary: counted and logged, the others go on
+                if known is not None:  # one that was read and makes it fail is dropped
+                    states[identity] = known
                 self.metrics.service_failures.inc()
                 _log.exception("deciding on %s/%s failed, its workers are left alone", *subject.policy.key)
                 continue
@@ -120,7 +138,11 @@ class Loop:
             record = Record(now, leading, subject.policy, state, subject.observation, decision)
             decided.append((record, subject))
         self._states = states
+        self._policies = tuple(subject.policy for subject in look.subjects)
         return decided
+
+    def _first_state(self, policy: ServicePolicy, now_s: float) -> ServiceState:
+        return ServiceState() if self.memory is None else self.memory.state_of(policy, now_s)
 
     def _report(self, look: Look) -> None:
         for signal in look.failed_queries:

@@ -17,6 +17,7 @@ from forebay_autoscaler.policy import Tuning
 SERVICE_ACCOUNT_NAMESPACE: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 ATTAINMENT_WINDOWS: Final = 5
 STATUS_INTERVAL_MIN_S: Final = 5.0
+STATE_MAPS_MAX: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,9 @@ class Settings:
     lease_namespace: str
     identity: str
     kubeconfig: str | None
+    state_maps: int
+    """ConfigMaps that states are saved in; 0 saves none."""
+    state_interval_s: float
     history: int
     history_file: str | None
     history_file_megabytes: int
@@ -88,6 +92,12 @@ def _url(text: str) -> str:
 def _positive(text: str) -> int:
     if not text.isdigit() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above zero")
+    return int(text)
+
+
+def _count(text: str) -> int:
+    if not text.isdigit() or int(text) > STATE_MAPS_MAX:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0 to {STATE_MAPS_MAX}")
     return int(text)
 
 
@@ -162,6 +172,14 @@ _OPTIONS: Final = (
         "--identity", None, str, "unique name of this replica; the pod's name, or the host's with a random part", "NAME"
     ),
     _Option("--kubeconfig", None, str, "kubeconfig file, outside a cluster", "FILE"),
+    _Option(
+        "--state-maps",
+        "1",
+        _count,
+        "ConfigMaps beside the Lease that hold what was learnt, one for about 70 model services; 0 saves nothing",
+        "NUMBER",
+    ),
+    _Option("--state-interval", "30s", _duration, "shortest time between two writes of one of them", "TIME"),
     _Option("--history", "2000", _positive, "decisions kept for /decisions", "NUMBER"),
     _Option(
         "--history-file",
@@ -211,6 +229,8 @@ def parse_settings(arguments: Sequence[str], environment: Mapping[str, str]) -> 
         lease_namespace=given["lease_namespace"] or _own_namespace(),
         identity=given["identity"] or environment.get("POD_NAME") or f"{socket.gethostname()}-{uuid4().hex[:8]}",
         kubeconfig=given["kubeconfig"],
+        state_maps=given["state_maps"],
+        state_interval_s=given["state_interval"],
         history=given["history"],
         history_file=given["history_file"],
         history_file_megabytes=given["history_file_megabytes"],
