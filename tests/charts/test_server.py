@@ -39,7 +39,7 @@ def lease_rights(component: str) -> set[Right]:
     own |= {("coordination.k8s.io", "leases", "create", "")}
     if component == "autoscaler":
         own |= {("", "configmaps", verb, f"{RELEASE}-autoscaler-state-0") for verb in ("get", "patch")}
-        own |= {("", "configmaps", "create", "")}
+        own |= {("", "configmaps", "create", ""), ("", "pods", "list", "")}
     return own
 
 

@@ -85,6 +85,7 @@ class Metrics:
             registry=self.registry,
         )
         self._add_memory()
+        self._add_waking()
         self._pools: set[tuple[str, str, str]] = set()
         """Those that have counters."""
         self._begin_at_zero()
@@ -107,6 +108,17 @@ class Metrics:
             "Model services whose state is not saved for want of room: raise --state-maps.",
             registry=self.registry,
         )
+
+    def _add_waking(self) -> None:
+        self.wakes = Counter(
+            "forebay_autoscaler_wakes",
+            "Model services that got a worker because routers said that they hold requests.",
+            registry=self.registry,
+        )
+        checks = "Times that routers were asked for held requests, which is while a pool sleeps, by outcome."
+        self.wake_checks = Counter("forebay_autoscaler_wake_checks", checks, ("outcome",), registry=self.registry)
+        for outcome in ("ok", "failed"):
+            self.wake_checks.labels(outcome)
 
     def record(self, decisions: Iterable[Decision], *, leading: bool, now_s: float) -> None:
         """Make the series of decisions those of the given ones, and no others."""

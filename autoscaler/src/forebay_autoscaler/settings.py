@@ -42,6 +42,7 @@ class Settings:
     lease_name: str
     lease_namespace: str
     identity: str
+    wake_interval_s: float
     kubeconfig: str | None
     state_maps: int
     """ConfigMaps that states are saved in; 0 saves none."""
@@ -171,6 +172,13 @@ _OPTIONS: Final = (
     _Option(
         "--identity", None, str, "unique name of this replica; the pod's name, or the host's with a random part", "NAME"
     ),
+    _Option(
+        "--wake-interval",
+        "2s",
+        _duration,
+        "while a pool sleeps, time between two looks at what routers hold, asked of themselves; routers in the Lease's namespace",
+        "TIME",
+    ),
     _Option("--kubeconfig", None, str, "kubeconfig file, outside a cluster", "FILE"),
     _Option(
         "--state-maps",
@@ -228,6 +236,7 @@ def parse_settings(arguments: Sequence[str], environment: Mapping[str, str]) -> 
         lease_name=given["lease_name"],
         lease_namespace=given["lease_namespace"] or _own_namespace(),
         identity=given["identity"] or environment.get("POD_NAME") or f"{socket.gethostname()}-{uuid4().hex[:8]}",
+        wake_interval_s=given["wake_interval"],
         kubeconfig=given["kubeconfig"],
         state_maps=given["state_maps"],
         state_interval_s=given["state_interval"],

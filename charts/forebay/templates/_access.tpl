@@ -92,6 +92,13 @@ kinds, "leaseRules" hold in the release's namespace. Each right is one that the 
   verbs: [get, update]
 {{- end -}}
 
+{{/* To ask routers for the requests that they hold, while a pool sleeps; in the release's namespace. */}}
+{{- define "forebay.wakeRules" -}}
+- apiGroups: [""]
+  resources: [pods]
+  verbs: [list]
+{{- end -}}
+
 {{/* Where what was learnt outlives the replicas. `create` cannot be bound to a name. */}}
 {{- define "forebay.stateRules" -}}
 {{- if .Values.autoscaler.stateMaps -}}
