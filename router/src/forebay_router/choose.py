@@ -10,7 +10,7 @@ cache. The least cost wins. Cost is time as a share of the objective's, the requ
 
     cost = (TTFT + later) / ttft + (TPOT + now) / tpot + chance to miss the objective
 
-    later   what this prompt's computation delays prompts that come after it (`speed.Traffic`), and what has to be computed again
+    later   what this prompt's computation delays prompts that come after it (`speed.strain`), and what has to be computed again
             because this prompt pushes it out of the cache (`predicting.Displacement`)
     now     for each sequence that decodes there: the stall by this prompt, a token, and one more neighbour
 

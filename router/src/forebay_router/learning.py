@@ -102,9 +102,7 @@ def learn(trip: Trip, record: Record, index: PrefixIndex, *, in_flight: int, com
     if finished and tpot_s and usage is not None and usage.output_tokens >= _PACE_TOKENS_MIN:
         beside = max(0, computed_tokens - trip.computed_tokens)
         sequences = (trip.in_flight + in_flight) / 2
-        trip.writer.saw_output(
-            sequences, tpot_s, tokens=usage.output_tokens, beside=beside, prompt=usage.prompt_tokens
-        )
+        trip.writer.saw_output(sequences, tpot_s, tokens=usage.output_tokens, beside=beside, prompt=usage.prompt_tokens)
 
 
 def _learn_first_token(trip: Trip, record: Record) -> None:
