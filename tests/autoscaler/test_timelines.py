@@ -359,7 +359,7 @@ def test_an_outage_at_the_peak_holds_and_ends_by_itself():
 
 
 def test_a_pool_sleeps_and_wakes_on_a_held_request():
-    """C121, as far as the decision goes."""
+    """C121, as far as the decision goes; the rest is in test_waking.py."""
     policy = service_policy(pool_policy(replicas_min=0))
     script = Script(policy, wanted=1)
     assert script.go(30, 0) == 0

@@ -38,6 +38,7 @@ from forebay_autoscaler.policy import PoolPolicy, ServicePolicy
 from forebay_autoscaler.seed import expect, mix_of
 from forebay_autoscaler.shares import share_of_role
 from forebay_autoscaler.state import PoolState, ServiceState
+from forebay_autoscaler.waking import at_least_one, to_wake, with_held
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +51,8 @@ class Sight:
     evidence: Evidence
     shares: Mapping[str, float]
     """Of the service's requests, by pool; those of a role sum to 1."""
+    woken: frozenset[str]
+    """Pools without a worker that held requests ask one of."""
     now_s: float
 
 
@@ -120,13 +123,15 @@ def _sight(
         objective=policy.objective,
         tuning=tuning,
     )
-    return Sight(policy, state, observation, evidence, shares, now_s)
+    held = (signals.held.known or 0.0) >= 1
+    woken = to_wake(policy, {name: counts for name, (_, counts) in seen.items()}) if held else frozenset[str]()
+    return Sight(policy, state, observation, evidence, shares, woken, now_s)
 
 
 def _look(sight: Sight, pool: PoolPolicy, observed: PoolObservation, counts: PoolCounts) -> View:
     policy, state, now_s = sight.policy, sight.state, sight.now_s
-    first = pool.name not in state.pools
     memory = state.pools.get(pool.name) or PoolState(writer=counts.writer)
+    first = not memory.needs.points  # nothing was seen of it, or not lately
     foreign = None
     if first or counts.writer != memory.writer:
         foreign = None if first else counts.writer
@@ -155,6 +160,8 @@ def _size(sight: Sight, view: View) -> Sized:
     policy, now_s = sight.policy, sight.now_s
     demand = _demand(sight, view)
     need = None if demand is None else _need(sight, view, demand)
+    if view.pool.name in sight.woken:
+        need, demand = at_least_one(need), with_held(demand, sight.observation.signals.held.known or 0.0)
     unknown = _unknown_inputs(view, sight.observation)
     memory = _remember(policy, view, need, unknown, now_s=now_s)
     load = load_per_worker(view.pool.role, view.capacity.work_s, view.counts, view.observed.signals)

@@ -31,6 +31,8 @@ class ServiceSignals:
     """Requests that arrived and have not ended, now."""
     pending: Reading = UNKNOWN
     """Of these, requests that no worker has yet."""
+    held: Reading = UNKNOWN
+    """The same as the routers say themselves; asked for only to wake a pool."""
     ttft_per_s: Reading = UNKNOWN
     """First tokens measured, over the rate window."""
     ttft_within_per_s: Reading = UNKNOWN

@@ -145,7 +145,7 @@ def _cache_state(router: Router, uid: str) -> dict[str, Any]:
         return {}
     return {
         "source": audit.source(precise_speaks=index.precise.speaks(uid)).value,
-        "blocks": len(mirror.blocks),
+        "blocks": mirror.blocks,
         "prompt_bytes": mirror.size_bytes,
         "prompt_bytes_max": mirror.bound_bytes if isfinite(mirror.bound_bytes) else None,
         "errors": {

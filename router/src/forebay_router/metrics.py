@@ -131,7 +131,7 @@ MISSED_TOKENS = Family(
     "Prompt tokens that were expected in the prefix cache and were not there.",
 )  # fmt: skip
 INDEX_BLOCKS = Family(
-    _PREFIX + "prefix_index_blocks", Kind.GAUGE, (), "Prompt blocks that the prefix index keeps, over all workers."
+    _PREFIX + "prefix_index_blocks", Kind.GAUGE, (), "Entries of the prefix index, bound by --index-blocks."
 )
 INDEX_RESETS = Family(
     _PREFIX + "prefix_index_resets_total", Kind.COUNTER, (), "Workers that were found to have lost their cache."
