@@ -372,11 +372,12 @@ async def test_client_error_is_nobodys_fault():
             await hello(asked, wire)
 
     async with workers(script, script) as made, routed(*made) as router:
-        replies = await asyncio.gather(*(ask(router, chat(max_tokens=99 if n % 5 == 0 else 1)) for n in range(100)))
-        assert sorted(reply.status for reply in replies) == [200] * 80 + [400] * 20
+        replies = await asyncio.gather(*(ask(router, chat(max_tokens=99 if n % 5 == 0 else 1)) for n in range(250)))
+        assert sorted(reply.status for reply in replies) == [200] * 200 + [400] * 50
         assert len(router.service.snapshot.mixed) == 2
-        assert router.verdicts() == {"good": 80, "bad": 0, "abandoned": 0}
-        assert router.stats.responses[400] == 20
+        assert all(worker.health.failures == 0 and worker.health.sound for worker in router.table.workers.values())
+        assert router.verdicts() == {"good": 200, "bad": 0, "abandoned": 0}
+        assert router.stats.responses[400] == 50
         assert not any(router.stats.failures.values())
 
 

@@ -52,7 +52,12 @@ def conclude(policy: ServicePolicy, one: Sized, proposal: Proposal) -> tuple[Poo
     news = news and not flickers
     if news or not reason or (cause not in (None, memory.cause) and not flickers):
         reason = explain(
-            action, current=view.counts.wanted, proposal=proposal, demand=one.demand, capacity=view.capacity
+            action,
+            current=view.counts.wanted,
+            proposal=proposal,
+            demand=one.demand,
+            capacity=view.capacity,
+            spare=view.pool.spare,
         )
     decision = PoolDecision(
         name=view.pool.name,

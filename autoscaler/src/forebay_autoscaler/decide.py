@@ -35,10 +35,12 @@ from forebay_autoscaler.learn import Evidence, Facts, capacity_of, is_idle, late
 from forebay_autoscaler.model import Need, need_of
 from forebay_autoscaler.observation import PoolCounts, PoolObservation, ServiceObservation
 from forebay_autoscaler.policy import PoolPolicy, ServicePolicy
+from forebay_autoscaler.reserves import at_least_one, with_spare
+from forebay_autoscaler.schedules import schedule_in_force
 from forebay_autoscaler.seed import expect, mix_of
 from forebay_autoscaler.shares import share_of_role
 from forebay_autoscaler.state import PoolState, ServiceState
-from forebay_autoscaler.waking import at_least_one, to_wake, with_held
+from forebay_autoscaler.waking import to_wake, with_held
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +162,8 @@ def _size(sight: Sight, view: View) -> Sized:
     policy, now_s = sight.policy, sight.now_s
     demand = _demand(sight, view)
     need = None if demand is None else _need(sight, view, demand)
+    if need is not None:
+        need = with_spare(need, view.pool.spare)
     if view.pool.name in sight.woken:
         need, demand = at_least_one(need), with_held(demand, sight.observation.signals.held.known or 0.0)
     unknown = _unknown_inputs(view, sight.observation)
@@ -176,6 +180,9 @@ def _size(sight: Sight, view: View) -> Sized:
         needs=memory.needs,
         shortfalls=memory.shortfalls,
         now_s=now_s,
+        schedule=schedule_in_force(
+            view.pool.schedules, now_s, lead_s=view.learnt.orders.lead_s(now_s, policy.tuning.startup_s)
+        ),
     )
     # Fewer than the pool's least number is no option, so it is none that could be rejected.
     wanted = view.counts.wanted if need is None else max(need.with_backlog, view.pool.replicas_min)
@@ -265,13 +272,21 @@ def _within_budget(policy: ServicePolicy, sized: Sequence[Sized], proposals: Seq
             one.situation.current,
             proposal.replicas if one.view.counts.rival else one.view.pool.replicas_min,
             one.view.pool.gpus,
-            one.situation.current if one.situation.unknown else 0,
+            _not_to_be_taken(one),
         )
         for one, proposal in zip(sized, owned, strict=True)
     ]
     shared = share_budget(wishes, policy.budget_gpus)
     why = f"the budget is {policy.budget_gpus} GPUs"
     return [proposal.instead(count, Constraint.BUDGET, why) for proposal, count in zip(owned, shared, strict=True)]
+
+
+def _not_to_be_taken(one: Sized) -> int:
+    """Workers that the budget must not move to another pool."""
+    allowed, current = one.situation.may_leave, one.situation.current
+    if one.situation.unknown:
+        return current
+    return 0 if allowed is None else max(0, current - allowed)
 
 
 def _all_unknown(sized: Sequence[Sized]) -> tuple[str, ...]:

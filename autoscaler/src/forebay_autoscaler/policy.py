@@ -11,6 +11,7 @@ from forebay_api.modelservice import AutoscalingMode, ModelServiceSpec, Pool, Ro
 from forebay_api.objective import Objective
 from forebay_autoscaler.fitted import Fitted
 from forebay_autoscaler.observation import ServiceKey
+from forebay_autoscaler.schedules import Schedule, schedule_of
 from forebay_capacity.errors import CapacityError
 from forebay_capacity.fits import worker_of_pool
 from forebay_capacity.performance import MAX_SEQUENCES
@@ -56,6 +57,10 @@ class PoolPolicy:
     """Requests one worker can run at once, by the engine's limits."""
     worker: Worker | Fitted | None = None
     """The worker as the capacity model sees it; None when model or accelerator are not known to it."""
+    spare: int = 0
+    """Workers beyond what demand needs."""
+    schedules: tuple[Schedule, ...] = ()
+    """Times with a larger least number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +77,8 @@ class ServicePolicy:
     scale_down_window_s: float
     pools: tuple[PoolPolicy, ...]
     tuning: Tuning = Tuning()
+    scale_down_limit: int | None = None
+    """Most workers of a pool that leave at the same time."""
 
 
 def policy_of(
@@ -92,6 +99,7 @@ def policy_of(
         scale_down_window_s=parse_duration_s(scaling.scale_down_stabilization),
         pools=tuple(_pool_policy(spec, pool, accelerators.get(pool.accelerator)) for pool in spec.pools),
         tuning=tuning,
+        scale_down_limit=scaling.scale_down_limit,
     )
 
 
@@ -110,6 +118,8 @@ def _pool_policy(spec: ModelServiceSpec, pool: Pool, accelerator: AcceleratorCla
         replicas_max=pool.replicas.max,
         gpus=pool.parallelism.accelerators,
         concurrency_max=sequences_max(spec.engine.args, default) * pool.parallelism.data,
+        spare=pool.replicas.spare,
+        schedules=tuple(schedule_of(one) for one in pool.replicas.schedules),
         worker=worker,
     )
 

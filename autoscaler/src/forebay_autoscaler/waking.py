@@ -10,7 +10,6 @@ from dataclasses import replace
 
 from forebay_api.modelservice import AutoscalingMode
 from forebay_autoscaler.demand import Demand
-from forebay_autoscaler.model import Need
 from forebay_autoscaler.observation import (
     PoolCounts,
     PoolObservation,
@@ -52,18 +51,6 @@ def observation_to_wake(seen: ServiceObservation, held: Reading) -> ServiceObser
     """What is known when only the routers were asked."""
     pools = tuple(PoolObservation(pool.name, pool.counts) for pool in seen.pools)
     return ServiceObservation(seen.key, ServiceSignals(held=held), pools, "only the routers were asked")
-
-
-def at_least_one(need: Need | None) -> Need:
-    """The need, not below one worker."""
-    if need is None:
-        return Need(workers=1, with_backlog=1, to_keep=1, offered=0.0, margin=0.0)
-    return replace(
-        need,
-        workers=max(1, need.workers),
-        with_backlog=max(1, need.with_backlog),
-        to_keep=max(1, need.to_keep),
-    )
 
 
 def with_held(demand: Demand | None, held: float) -> Demand:
