@@ -147,9 +147,12 @@ def test_ports_are_named_as_others_look_for_them(helm: Helm, values: dict[str, A
         assert {one["httpGet"]["port"] for one in probes} == {names.METRICS_PORT_NAME}
 
 
-def test_a_busy_loop_is_let_be_and_one_that_never_turns_again_is_ended_within_three_minutes(helm: Helm):
+@variants
+def test_a_busy_loop_is_let_be_and_one_that_never_turns_again_is_ended_within_three_minutes(
+    helm: Helm, values: dict[str, Any]
+):
     """C149: every page of the control port shares the loop with the work; eight seconds of it are no reason for a restart."""
-    for deployment in of_kind(helm.template({}), "Deployment"):
+    for deployment in of_kind(helm.template(values), "Deployment"):
         probe = container_of(deployment)["livenessProbe"]
         assert probe["periodSeconds"] * (probe["failureThreshold"] - 1) > 8
         assert probe["periodSeconds"] * (probe["failureThreshold"] + 1) + probe["timeoutSeconds"] < 180
