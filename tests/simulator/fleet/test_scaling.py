@@ -145,7 +145,7 @@ def test_every_autoscaler_meets_ten_times_the_load_with_more_workers(name):
     trace = generate("step", steps((0.0, 4.0), (100.0, 40.0)), fixed(1000, 100), duration_s=250, seed=3)
     done = run(mixed(1), trace, scaling=name, scraping=Scraping(interval_s=5.0))
     numbers = [count for _, count in done.members.pools["mixed"].numbers]
-    assert 2 <= max(numbers) <= 64
+    assert 2 <= max(numbers) <= 16, "no more than some times what is right: workers that start are counted"
     assert numbers[-1] >= 2
 
 

@@ -59,7 +59,7 @@ class Watch:
     chance: Random
     router: Target = field(init=False)
     workers: dict[str, Target] = field(default_factory=dict)
-    """By uid; those that have gone stay until their next scrape would come."""
+    """By uid. Those that have gone stay; their series end with them."""
 
     def __post_init__(self) -> None:
         """Find the router and begin."""
