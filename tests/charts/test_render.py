@@ -148,6 +148,17 @@ def test_ports_are_named_as_others_look_for_them(helm: Helm, values: dict[str, A
 
 
 @variants
+def test_a_busy_loop_is_let_be_and_one_that_never_turns_again_is_ended_within_three_minutes(
+    helm: Helm, values: dict[str, Any]
+):
+    """C149: every page of the control port shares the loop with the work; eight seconds of it are no reason for a restart."""
+    for deployment in of_kind(helm.template(values), "Deployment"):
+        probe = container_of(deployment)["livenessProbe"]
+        assert probe["periodSeconds"] * (probe["failureThreshold"] - 1) > 8
+        assert probe["periodSeconds"] * (probe["failureThreshold"] + 1) + probe["timeoutSeconds"] < 180
+
+
+@variants
 def test_router_replicas_find_each_other_and_nobody_else(helm: Helm, values: dict[str, Any]):
     objects = helm.template(values)
     router = of_component(objects, "Deployment", "router")

@@ -137,12 +137,13 @@ def test_workers_that_have_not_started_are_the_first_to_go():
 
 
 def test_a_lost_worker_costs_only_the_answers_that_had_begun():
-    done = run(mixed(3), chats(20, 40), faults=(WorkerLoss(15.0, "mixed"),))
+    lost_s = 14.98  # while a prompt waits there
+    done = run(mixed(3), chats(40, 40), faults=(WorkerLoss(lost_s, "mixed"),))
     outcomes = Counter(job.outcome for job in done.jobs)
     cut = [job for job in done.jobs if job.outcome is Outcome.CUT_OFF]
     assert outcomes == {Outcome.FINISHED: len(done.jobs) - len(cut), Outcome.CUT_OFF: len(cut)}
-    assert 0 < len(cut) < 40
-    assert all(job.first_token_s is not None and job.first_token_s < 15.0 == job.ended_s for job in cut)
+    assert 0 < len(cut) < 80
+    assert all(job.first_token_s is not None and job.first_token_s < lost_s == job.ended_s for job in cut)
     assert done.front.counts.retries > 0
     assert done.members.pools["mixed"].count(State.READY) == 3  # its pool ordered another one
 
