@@ -28,13 +28,23 @@ ENGINE = {
 }
 
 
+SCHEDULE = {
+    "name": "office-hours",
+    "days": ["Mon", "Fri"],
+    "from": "08:00",
+    "to": "18:30",
+    "timeZone": "Europe/Berlin",
+    "min": 1,
+}
+
+
 def pool(name: str, role: str) -> dict[str, Any]:
     """A pool with every field."""
     return {
         "name": name,
         "role": role,
         "accelerator": "h100-sxm",
-        "replicas": {"min": 1, "max": 4},
+        "replicas": {"min": 1, "max": 4, "spare": 1, "schedules": [dict(SCHEDULE)]},
         "parallelism": {"tensor": 2, "pipeline": 1, "data": 1},
         "resources": {"cpu": "4", "memory": "16Gi"},
         "nodeSelector": {"example.com/rack": "a"},
@@ -66,6 +76,7 @@ FULL: Mapping[str, dict[str, Any]] = {
                 "budget": {"gpus": 16},
                 "scaleUpStabilization": "0s",
                 "scaleDownStabilization": "5m",
+                "scaleDownLimit": 2,
             },
             "rollout": ROLLOUT,
             "routing": {

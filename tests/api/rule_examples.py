@@ -7,7 +7,7 @@ are put to the API server and to the models, at every place that carries the rul
 from dataclasses import dataclass
 from typing import Any
 
-from tests.api.manifests import pool
+from tests.api.manifests import SCHEDULE, pool
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +74,15 @@ EXAMPLES = {
     "must be a share above 0": Example("99%", "0.999"),
     "must be lower-case letters and digits": Example("prefill-2", "prefill2"),
     "replicas.min must not be above replicas.max": Example({"min": 8, "max": 2}, {"min": 0, "max": 1}),
+    "replicas.spare must not be above replicas.max": Example({"spare": 5}, {"spare": 4}),
+    "replicas.schedules must not have a min above": Example(
+        {"schedules": [{**SCHEDULE, "min": 5}]}, {"schedules": [{**SCHEDULE, "min": 4}]}
+    ),
+    "a schedule's from and to must differ": Example({"from": "08:00", "to": "08:00"}, {"from": "22:00", "to": "06:00"}),
+    "must be lower-case letters, digits and dashes": Example("Office Hours", "2-office-hours"),
+    "must be a time of day": Example("8:00", "24:00"),
+    "must be a name of the time zone database": Example("+02:00", "Etc/GMT-2"),
+    "must be a time zone that exists": Example("Mars/Base", "America/Argentina/Buenos_Aires"),
     "must be a quantity": Example("16 GB", "1.5Gi"),
     "must be above zero": Example("0", "500m"),
     "keys must be label keys": Example({"gpu product": "a"}, {"example.com/gpu.product": "a"}),

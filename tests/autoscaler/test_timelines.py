@@ -37,7 +37,7 @@ def load_of(
 ) -> ServiceObservation:
     """A mixed pool that is asked for this rate; everything in time, unless said otherwise."""
     running = rate_per_s * service_s
-    service = {"arrived_per_s": rate_per_s, "burst_per_s": rate_per_s, "in_flight": running}
+    service = {"arrived_per_s": rate_per_s, "burst_per_s": rate_per_s}
     for name in ("ttft", "tpot"):
         share = numbers.pop(f"{name}_share", 1.0)
         service |= {f"{name}_per_s": rate_per_s, f"{name}_within_per_s": share * rate_per_s}
@@ -360,7 +360,7 @@ def test_an_outage_at_the_peak_holds_and_ends_by_itself():
 
 
 def test_a_pool_sleeps_and_wakes_on_a_held_request():
-    """C121, as far as the decision goes."""
+    """C121, as far as the decision goes; the rest is in test_waking.py."""
     policy = service_policy(pool_policy(replicas_min=0))
     script = Script(policy, wanted=1)
     assert script.go(30, 0) == 0

@@ -21,6 +21,7 @@ from tests.support.eventually import eventually
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
 
 POOL = "llama-8b-mixed"
+STATE = "forebay-autoscaler-state-0"
 
 
 @dataclass
@@ -69,7 +70,7 @@ class World:
     def arrived(self) -> str:
         return next(series for series in self.router.counters if "arrived" in series)
 
-    def start(self, name: str) -> Process:
+    def start(self, name: str, *options: str) -> Process:
         """One more replica, which answers."""
         port, log = free_port(), self.folder / f"{name}.log"
         arguments = [
@@ -80,6 +81,7 @@ class World:
             f"--control=127.0.0.1:{port}",
             f"--identity={name}",
             *("--interval=1s", "--rate-window=4s", "--burst-window=2s", "--stale-after=5s"),
+            *options,
         ]
         with log.open("wb") as output:
             command = [sys.executable, "-m", "forebay_autoscaler", *arguments]
@@ -187,3 +189,64 @@ def test_the_api_server_may_go_away_and_come_back(world: World):
         world.site.cluster.start_program("kube-apiserver")
     world.load(20)
     world.until_size(lambda number: number >= 5, within_s=40, what="the pool follows the load")
+
+
+def test_what_was_learnt_outlives_both_replicas_and_a_corrupt_state_no_replica(world: World):
+    first = world.start("one", "--state-interval=1s")
+    eventually(first.leads, bool, within_s=20, what="the first replica leads")
+    second = world.start("two", "--state-interval=1s")
+    world.load(20)
+    size = eventually(
+        lambda: world.site.replicas(POOL), lambda number: number >= 3, within_s=20, what="the pool follows the load"
+    )
+    eventually(
+        lambda: saved_state(world.site),
+        lambda state: learnt(state)["orders"].get("waiting"),
+        within_s=20,
+        what="the order is saved",
+    )
+    world.site.set_pool_status(POOL, replicas=size, ready=size)
+    eventually(
+        lambda: saved_state(world.site),
+        lambda state: learnt(state)["orders"]["startup_s"] > 0,
+        within_s=20,
+        what="a start-up time is saved",
+    )
+    for replica in (second, first):
+        replica.end(signal.SIGKILL)
+    known = saved_state(world.site)
+
+    third = world.start("three")
+    record = third.get("/decisions?model_service=llama-8b&limit=1000").json()[-1]
+    began = record["state"]
+    assert learnt(began)["orders"]["startup_s"] == learnt(known)["orders"]["startup_s"] > 0
+    assert learnt(began)["speed"] == learnt(known)["speed"]
+    assert began["forecast"]["past"]["levels"][0]["values"] == known["forecast"]["past"]["levels"][0]["values"]
+    assert 'forebay_autoscaler_state_recalls_total{outcome="used"} 1.0' in third.get("/metrics").text
+    eventually(third.leads, bool, within_s=20, what="the third replica leads")
+    assert world.site.replicas(POOL) >= size
+    third.end(signal.SIGTERM)
+    assert third.process.returncode == 0, third.log.read_text()
+
+    broken = json.dumps({"data": {f"{world.site.namespace}.llama-8b": "{"}})
+    world.site.kubectl("patch", "configmap", STATE, "--type=merge", "-p", broken)
+    fourth = world.start("four", "--state-interval=1s")
+    assert 'forebay_autoscaler_state_recalls_total{outcome="corrupt"} 1.0' in fourth.get("/metrics").text
+    assert "saved state of" in fourth.log.read_text()
+    eventually(fourth.leads, bool, within_s=20, what="the fourth replica leads")
+    eventually(lambda: saved_state(world.site), bool, within_s=20, what="a whole state is saved again")
+
+
+def saved_state(site: Site) -> dict | None:
+    """What the ConfigMap holds of the service; None while it holds nothing that can be read."""
+    found = json.loads(site.kubectl("get", "configmaps", "-o", "json"))["items"]
+    data = next((one.get("data") or {} for one in found if one["metadata"]["name"] == STATE), {})
+    try:
+        return json.loads(data[f"{site.namespace}.llama-8b"])["state"]
+    except (KeyError, ValueError):
+        return None
+
+
+def learnt(state: dict | None) -> dict:
+    """Of the pool."""
+    return {"orders": {"startup_s": 0}} if state is None else state["pools"]["mixed"]["learnt"]

@@ -111,7 +111,7 @@ def test_traces_beside_other_policies(name):
     ours, others = scores.pop("forebay"), scores.values()
     assert ours.hit_share >= 0.85 * bound.hit_share
     assert ours.imbalance <= max(1.3, bound.imbalance + 0.1)
-    assert ours.ttft_mean_s <= 1.05 * min(one.ttft_mean_s for one in others)
+    assert ours.ttft_mean_s <= 1.05 * min(one.ttft_mean_s for one in others) + 1e-3
     assert ours.attainment >= max(one.attainment for one in others) - 0.002
 
 

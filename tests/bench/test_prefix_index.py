@@ -27,20 +27,22 @@ PROMPT_BLOCKS = 100
 WORKERS = 8
 
 _FILL = f"""
-import resource
+from pathlib import Path
 from random import Random
 from forebay_router.index.approximate import ApproximateIndex
 from forebay_router.index.content import Content, ENDS
 rng = Random(1)
-index = ApproximateIndex({BLOCKS})
+index = ApproximateIndex({2 * BLOCKS})
 for at in range({WORKERS}):
     index.add_worker(f"w{{at}}")
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+def resident_bytes():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+before = resident_bytes()
 for at in range({BLOCKS // PROMPT_BLOCKS}):
     hashes = tuple(rng.getrandbits(64) for _ in range({PROMPT_BLOCKS}))
     index.record(f"w{{at % {WORKERS}}}", Content(hashes, ENDS[{PROMPT_BLOCKS} - 1]))
-assert index.entries == {BLOCKS}
-print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024)
+assert index.tree.blocks == {BLOCKS}
+print(resident_bytes() - before)
 """
 
 

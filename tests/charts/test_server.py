@@ -29,11 +29,18 @@ def rights(component: str) -> set[Right]:
 
 
 def lease_rights(component: str) -> set[Right]:
-    """What it uses in the namespace of the release: the Lease by which one of its replicas acts, or the other replicas' pods."""
+    """What it uses in the namespace of the release.
+
+    That is the Lease by which one of its replicas acts and what the autoscaler saves, or the other replicas' pods.
+    """
     if component == "router":
         return {("", "pods", verb, "") for verb in ("list", "watch")}  # to find the other replicas
     own = {("coordination.k8s.io", "leases", verb, f"{RELEASE}-{component}") for verb in ("get", "update")}
-    return own | {("coordination.k8s.io", "leases", "create", "")}
+    own |= {("coordination.k8s.io", "leases", "create", "")}
+    if component == "autoscaler":
+        own |= {("", "configmaps", verb, f"{RELEASE}-autoscaler-state-0") for verb in ("get", "patch")}
+        own |= {("", "configmaps", "create", ""), ("", "pods", "list", "")}
+    return own
 
 
 def granted(server: ApiServer, user: str, namespace: str) -> set[Right]:

@@ -1,9 +1,13 @@
 """Pools grow and shrink, by the autoscaler and by hand, and no request fails for it."""
 
+import json
 import time
 
 import pytest
+from rich.console import Console
 
+from forebay_cli.decisions import fetch
+from forebay_cli.replay_history import replay_history
 from forebay_cli.system import System
 from tests.e2e.conftest import Service
 from tests.support.eventually import always, eventually
@@ -23,7 +27,8 @@ def ready(system: System, service: Service) -> int:
     return pool_of(system, service).get("status", {}).get("ready", 0)
 
 
-def test_a_pool_follows_the_load_and_no_request_fails(system, serve, load, namespace):
+def test_a_pool_follows_the_load_and_no_request_fails(system, serve, load, namespace, tmp_path):
+    """And every decision can be made again from what the autoscaler recorded of it."""
     service: Service = serve(
         engine={"args": ["--max-num-seqs", "4"]},
         autoscaling={"mode": "Auto", "scaleDownStabilization": "10s"},
@@ -39,6 +44,12 @@ def test_a_pool_follows_the_load_and_no_request_fails(system, serve, load, names
     )
     assert "forebay-autoscaler" in system.cluster.kubectl("get", "events", "-n", namespace, "-o", "yaml")
     assert "→" in reasons
+    query = {"namespace": namespace, "model_service": service.name, "limit": "1000"}
+    decisions = fetch(None, system.cluster.kubeconfig, query)
+    assert len({tuple(pool["desired"] for pool in one["decision"]["pools"]) for one in decisions}) > 1
+    record = tmp_path / "decisions.json"
+    record.write_text(json.dumps(decisions))
+    assert replay_history(record, Console()), "each comes out again, to the last bit"
 
 
 def test_scale_works_by_hand_when_autoscaling_is_off(system, serve, load):

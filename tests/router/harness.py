@@ -11,7 +11,7 @@ from typing import Any
 
 from forebay_router.process import Process
 from forebay_router.settings import parse_settings
-from tests.router.scripted import MODEL, ScriptedWorker
+from tests.router.scripted import MODEL, Flood, ScriptedWorker
 
 BOUND_S = 15.0
 
@@ -243,3 +243,15 @@ async def ask(
         return await client.read()
     finally:
         await client.close()
+
+
+async def check_back_pressure(router: Running, client: RawClient, flood: Flood) -> None:
+    """What a client does not read is held back in the worker, not in the router; and all of it comes when it reads."""
+    await client.send(request_bytes(chat(stream=True)))
+    await client.read_head()
+    assert await flood.stand_still() < flood.EVENTS - 100, "the worker is held back"
+    (connection,) = router.process.router.connections.live
+    assert connection.transport.get_write_buffer_size() < 1_000_000
+    while await client.read_chunk():
+        pass
+    assert flood.sent == flood.EVENTS

@@ -155,6 +155,32 @@ async def hello(asked: Asked, wire: Wire) -> None:
         await wire.json(completion("hello"))
 
 
+class Flood:
+    """A worker's script: a stream of more than all buffers of the kernel take, and how much of it has been sent."""
+
+    EVENTS = 8000
+    EVENT_BYTES = 8192
+
+    def __init__(self) -> None:
+        self.sent = 0
+
+    async def __call__(self, _asked: Asked, wire: Wire) -> None:
+        await wire.events_head()
+        for _ in range(self.EVENTS):
+            await wire.event(chat_chunk("z" * self.EVENT_BYTES))
+            self.sent += 1
+        await wire.event("[DONE]")
+        await wire.end_chunks()
+
+    async def stand_still(self) -> int:
+        """Wait until nothing more is sent; how many events were."""
+        last = -1
+        while last != self.sent:
+            last = self.sent
+            await asyncio.sleep(0.3)
+        return last
+
+
 @dataclass(slots=True)
 class ScriptedWorker:
     """One scripted worker."""
@@ -183,6 +209,8 @@ class ScriptedWorker:
     connections: set[asyncio.StreamWriter] = field(default_factory=set)
     accepted: int = 0
     """Connections so far."""
+    probed: int = 0
+    """Health checks so far."""
     port: int = 0
     server: asyncio.Server | None = None
 
@@ -227,6 +255,7 @@ class ScriptedWorker:
             writer.close()
 
     async def _answer(self, asked: Asked, wire: Wire) -> None:
+        self.probed += asked.path == "/health"
         if asked.path == "/health" and self.hung:
             await wire.left
             wire.ended = True

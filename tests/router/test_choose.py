@@ -353,7 +353,21 @@ def test_a_busy_worker_is_dear_before_it_has_a_queue():
     """Work put on it delays more of those that come after."""
     busy, calm = candidate("a", 1), candidate("b", 1)
     for at in range(100):
-        busy.speed.traffic.note(at * 0.2, 0.12)
-        calm.speed.traffic.note(at * 0.2, 0.01)
+        busy.speed.sent(at * 0.2, 0.12)
+        calm.speed.sent(at * 0.2, 0.01)
     snapshot = Snapshot.of([busy, calm])
     assert all(choose(WHOLE, snapshot, Random(at), 20.0).worker is calm for at in range(20))
+
+
+def test_few_long_prompts_strain_a_worker_as_much_as_many_short_ones():
+    """Those who come later are no fewer where few came before, or whoever got long prompts would get all of them."""
+    pool = PoolSpeed()
+    long, short = (Candidate(uid, Role.MIXED, speed=Speed(pool)) for uid in "ab")
+    Snapshot.of([long, short])
+    for at in range(100):
+        short.speed.sent(at * 0.2, 0.04)
+        if at % 10 == 9:
+            long.speed.sent(at * 0.2, 0.4)
+    assert pool.workers == 2
+    assert long.speed.strain(20.0) == pytest.approx(short.speed.strain(20.0), rel=0.1)
+    assert short.speed.strain(20.0) < 5.5

@@ -5,8 +5,8 @@ import time
 
 import pytest
 
-from tests.router.harness import ask, chat, request_bytes, routed, routed_pairs, until
-from tests.router.scripted import MODEL, chat_chunk, completion, hello, workers
+from tests.router.harness import ask, chat, check_back_pressure, request_bytes, routed, routed_pairs, until
+from tests.router.scripted import MODEL, Flood, chat_chunk, completion, hello, workers
 
 FORM = (
     b'--XX\r\nContent-Disposition: form-data; name="model"\r\n\r\nm\r\n'
@@ -174,31 +174,10 @@ async def test_large_streams_that_leave_together_do_not_stop_the_loop():
 
 async def test_slow_client_slows_the_worker_down():
     """Back-pressure: what the client does not read, the router does not buffer."""
-    sent = 0
-
-    async def flood(_asked, wire):
-        nonlocal sent
-        await wire.events_head()
-        for _ in range(8000):
-            await wire.event(chat_chunk("z" * 8192))
-            sent += 1
-        await wire.event("[DONE]")
-        await wire.end_chunks()
-
+    flood = Flood()
     async with workers(flood) as [worker], routed(worker) as router:
         client = await router.connect()
-        await client.send(request_bytes(chat(stream=True)))
-        await client.read_head()
-        last = -1
-        while last != sent:
-            last = sent
-            await asyncio.sleep(0.3)
-        assert sent < 7900, "the worker is held back"
-        (connection,) = router.process.router.connections.live
-        assert connection.transport.get_write_buffer_size() < 1_000_000
-        while await client.read_chunk():
-            pass
-        assert sent == 8000
+        await check_back_pressure(router, client, flood)
         await client.close()
 
 

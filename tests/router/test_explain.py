@@ -1,7 +1,10 @@
 """What the control port says of a request that is not sent."""
 
+from dataclasses import replace
+
 import httpx
 
+from forebay_router.table import ServiceKey
 from tests.router.harness import ask, chat, routed, routed_pairs, running
 from tests.router.scripted import MODEL, hello, workers
 
@@ -55,4 +58,7 @@ async def test_what_would_wait_or_be_refused_is_told():
         assert refused.status_code == 404
         assert "nobody" in refused.json()["error"]
         assert (await explain(router, [])).status_code == 400
+        router.table.put_service(replace(router.service.spec, key=ServiceKey("local", "other"), models=("other",)))
+        nameless = await explain(router, {"messages": []})
+        assert (nameless.status_code, "`model` is required" in nameless.json()["error"]) == (400, True)
         assert (await explain(router, chat(), "/v1/nothing")).status_code == 404

@@ -411,7 +411,8 @@ async def test_an_engine_that_restarts_without_a_replay_socket_has_lost_its_cach
 
 def test_sources_are_read_under_the_workers_address():
     told = b"""{"0": {"endpoint": "tcp://*:5557", "replay_endpoint": "tcp://0.0.0.0:5560", "topic": ""},
-        "1": {"endpoint": "tcp://[::]:5558", "replay_endpoint": null}, "x": {"endpoint": "tcp://*:1"}, "2": {"endpoint": "ipc:///x"},
+        "1": {"endpoint": "tcp://[::]:5558", "replay_endpoint": null}, "x": {"endpoint": "tcp://*:1"}, "\xc2\xb2": {"endpoint": "tcp://*:1"},
+        "999999999": {"endpoint": "tcp://*:1"}, "5": {"endpoint": "tcp://[:1"}, "2": {"endpoint": "ipc:///x"},
         "3": {"endpoint": "tcp://*:99999"}, "4": 5}"""
     assert read_sources(told, "10.0.0.7") == (
         Source(0, "tcp://10.0.0.7:5557", "tcp://10.0.0.7:5560"),

@@ -158,3 +158,27 @@ def test_a_line_fits_short_prompts_though_long_ones_are_there():
         line.observe(tokens, 0.012 + tokens * 28e-6 + tokens**2 * 4e-10)
     assert line.at(20) == pytest.approx(0.0126, rel=0.25)
     assert line.at(20_000) == pytest.approx(0.73, rel=0.35)
+
+
+def test_a_worker_that_gets_long_prompts_is_not_called_slow():
+    """Times grow faster than in a straight line; which worker gets the long prompts is the router's own choice."""
+    pool, rng = PoolSpeed(), Random(8)
+    short, long = Speed(pool), Speed(pool)
+    for _ in range(300):
+        for worker, sizes in ((short, (500, 1000, 2000)), (long, (20_000, 40_000, 60_000))):
+            tokens = rng.choice(sizes)
+            worker.saw_first_token(tokens, (0.012 + tokens * 28e-6 + tokens**2 * 4e-10) * exp(rng.gauss(0, 0.05)))
+            worker.saw_output(3, 0.008 + tokens * 1e-7, tokens=100, prompt=tokens)
+    assert short.first_token.value == pytest.approx(1.0, abs=0.03)
+    assert long.first_token.value == pytest.approx(1.0, abs=0.03)
+    assert long.output_token.value == pytest.approx(1.0, abs=0.03)
+
+
+def test_a_worker_that_is_slow_at_prompts_only_it_gets_is_found_once_others_get_them():
+    pool, rng = PoolSpeed(), Random(9)
+    fast, slow = Speed(pool), Speed(pool)
+    for _ in range(200):
+        for worker, pace in ((fast, 1.0), (slow, 2.0)):
+            tokens = rng.choice([1000, 20_000])
+            worker.saw_first_token(tokens, pace * (0.012 + tokens * 28e-6 + tokens**2 * 4e-10))
+    assert slow.first_token.value / fast.first_token.value == pytest.approx(2.0, rel=0.3)

@@ -87,9 +87,10 @@ def test_lease_is_released_once():
     table.put_worker(worker("a"), 0.0)
     seen = []
     table.on_lease.append(lambda lease, event: seen.append((lease.number, event)))
-    with table.take(table.workers["a"], prompt_tokens=5, output_tokens=1) as lease:
-        lease.prefilled()
-        assert table.workers["a"].load.prompt_tokens == 0
+    lease = table.take(table.workers["a"], prompt_tokens=5, output_tokens=1)
+    lease.prefilled()
+    assert table.workers["a"].load.prompt_tokens == 0
+    lease.release()
     with pytest.raises(AssertionError, match="released twice"):
         lease.release()
     assert seen == [(1, LeaseEvent.TAKEN), (1, LeaseEvent.PREFILLED), (1, LeaseEvent.RELEASED)]

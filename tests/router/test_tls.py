@@ -11,8 +11,8 @@ import pytest
 from forebay_router.certificates import ServerCertificate
 from forebay_router.followed import BadFileError
 from tests.router.authority import Authority, serial_of, server_context
-from tests.router.harness import Running, ask, chat, request_bytes, routed, running, until
-from tests.router.scripted import ScriptedWorker, chat_chunk, hello, started, workers
+from tests.router.harness import Running, ask, chat, check_back_pressure, request_bytes, routed, running, until
+from tests.router.scripted import Flood, ScriptedWorker, hello, started, workers
 
 
 @pytest.fixture(scope="module")
@@ -60,29 +60,10 @@ async def test_a_client_that_leaves_over_tls_ends_its_request(authority, tmp_pat
 
 
 async def test_a_slow_client_slows_the_worker_down_over_tls_too(authority, tmp_path):
-    sent = 0
-
-    async def flood(_asked, wire):
-        nonlocal sent
-        await wire.events_head()
-        for _ in range(8000):
-            await wire.event(chat_chunk("z" * 8192))
-            sent += 1
-        await wire.event("[DONE]")
-        await wire.end_chunks()
-
+    flood = Flood()
     async with workers(flood) as [worker], routed(worker, flags=flags_of(authority.issue(tmp_path))) as router:
         client = await router.connect(authority.context())
-        await client.send(request_bytes(chat(stream=True)))
-        await client.read_head()
-        last = -1
-        while last != sent:
-            last = sent
-            await asyncio.sleep(0.3)
-        assert sent < 7900, "the worker is held back"
-        while await client.read_chunk():
-            pass
-        assert sent == 8000
+        await check_back_pressure(router, client, flood)
         await client.close()
 
 

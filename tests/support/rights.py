@@ -42,12 +42,15 @@ USED = {
 """Verbs by group and resource, in a namespace that a component serves."""
 LEASE = {"coordination.k8s.io/leases": "get create update"}
 """What a component with a leader uses beside that, in the namespace of its Lease."""
+RELEASE = {"/configmaps": "get create patch", "/pods": "list"}
+"""What the autoscaler uses there beside it: to save what it learnt, and to ask routers for the requests that they hold."""
 
 
 def rules(component: str) -> list[dict[str, Any]]:
     """The rights as rules of a role."""
     made = []
-    for key, verbs in {**USED[component], **LEASE}.items():
+    beside = {**LEASE, **RELEASE} if component == "autoscaler" else LEASE
+    for key, verbs in {**USED[component], **beside}.items():
         group, resource = key.split("/", 1)
         made.append({"apiGroups": [group], "resources": [resource], "verbs": verbs.split()})
     return made

@@ -10,6 +10,7 @@ from forebay_api.engine import Engine, Model
 from forebay_api.fields import Resource, Rule, list_map, matches
 from forebay_api.objective import Objective
 from forebay_api.scalars import Duration, Labels, ObjectName, PoolName, PositiveDuration, Quantity, Share
+from forebay_api.schedules import Schedule
 from forebay_api.status import ModelServiceStatus
 
 
@@ -56,11 +57,27 @@ class Replicas(Resource):
             holds=lambda self: self.min <= self.max,
             field_path=".min",
         ),
+        Rule(
+            "self.spare <= self.max",
+            "replicas.spare must not be above replicas.max: lower spare or raise max",
+            holds=lambda self: self.spare <= self.max,
+            field_path=".spare",
+        ),
+        Rule(
+            "self.schedules.all(s, s.min <= self.max)",
+            "replicas.schedules must not have a min above replicas.max: lower it or raise max",
+            holds=lambda self: all(one.min <= self.max for one in self.schedules),
+            field_path=".schedules",
+        ),
     )
     min: int = Field(default=1, ge=0, le=1000)
     """Fewest workers in mode Auto; 0 lets the pool sleep while nobody asks. In every mode the number a new pool starts with."""
     max: int = Field(default=1, ge=1, le=1000)
     """Most workers in mode Auto."""
+    spare: int = Field(default=0, ge=0, le=1000)
+    """Warm spares: workers beyond what demand needs, in mode Auto. A pool with spares never sleeps."""
+    schedules: list[Schedule] = Field(default=[], max_length=16, json_schema_extra=list_map("name"))
+    """Times at which the pool has a larger least number of workers, in mode Auto."""
 
 
 class Parallelism(Resource):
@@ -130,6 +147,9 @@ class Autoscaling(Resource):
     """A pool grows only after the need has lasted this long."""
     scale_down_stabilization: Duration = Field(default="5m")
     """A pool shrinks only to the largest need seen in this window."""
+    scale_down_limit: int | None = Field(default=None, ge=1, le=1000)
+    """Most workers of a pool that leave at the same time; the next ones go when these have drained. Half of the pool when
+    absent. A lowered replicas.max or budget is followed at once all the same."""
 
 
 class Rollout(Resource):

@@ -53,6 +53,10 @@ class Actor:
                     failures.append(failure)
         await self._write_status(decision, stored, failures)
 
+    async def grow(self, decision: Decision, pool: PoolDecision, stored: Mapping[str, Any]) -> None:
+        """Carry out the growth of one pool alone. Failures are logged and counted."""
+        await self._scale(decision, pool, stored)
+
     def forget(self, keys: set[ServiceKey]) -> None:
         """Keep memory of these model services only."""
         self._status_written_s = {key: at_s for key, at_s in self._status_written_s.items() if key in keys}

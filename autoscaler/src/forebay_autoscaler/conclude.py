@@ -25,6 +25,8 @@ class View:
     learnt: Learnt
     capacity: Capacity
     foreign: Writer | None
+    expected_per_s: float | None = None
+    """Good rate of a worker as the capacity model expects it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +37,8 @@ class Sized:
     demand: Demand | None
     situation: Situation
     proposal: Proposal
+    aside: str = ""
+    """What else is told with the numbers."""
 
 
 def conclude(policy: ServicePolicy, one: Sized, proposal: Proposal) -> tuple[PoolDecision, PoolState]:
@@ -52,7 +56,12 @@ def conclude(policy: ServicePolicy, one: Sized, proposal: Proposal) -> tuple[Poo
     news = news and not flickers
     if news or not reason or (cause not in (None, memory.cause) and not flickers):
         reason = explain(
-            action, current=view.counts.wanted, proposal=proposal, demand=one.demand, capacity=view.capacity
+            action,
+            current=view.counts.wanted,
+            proposal=proposal,
+            demand=one.demand,
+            capacity=view.capacity,
+            aside=one.aside,
         )
     decision = PoolDecision(
         name=view.pool.name,

@@ -13,6 +13,7 @@ from enum import StrEnum
 from forebay_autoscaler.model import Need
 from forebay_autoscaler.observation import PoolCounts
 from forebay_autoscaler.policy import PoolPolicy, ServicePolicy
+from forebay_autoscaler.schedules import Schedule
 from forebay_autoscaler.window import Window
 
 
@@ -23,9 +24,11 @@ class Constraint(StrEnum):
     SHRINK_WINDOW = "shrink_window"
     OBJECTIVE = "objective"
     STEP = "step"
+    LEAVING = "leaving"
     UNTESTED = "untested"
     UNKNOWN = "unknown"
     UNSCHEDULABLE = "unschedulable"
+    SCHEDULE = "schedule"
     MAXIMUM = "maximum"
     MINIMUM = "minimum"
     BUDGET = "budget"
@@ -77,6 +80,14 @@ class Situation:
     shortfalls: Window
     """Negated needs over time, for the growth window."""
     now_s: float
+    schedule: Schedule | None = None
+    """The one that asks for most workers now."""
+
+    @property
+    def may_leave(self) -> int | None:
+        """Workers that may still be taken away now; None when there is no limit."""
+        limit = self.policy.scale_down_limit
+        return None if limit is None else max(0, limit - self.counts.draining)
 
     @property
     def current(self) -> int:
@@ -143,6 +154,17 @@ def limit_step(situation: Situation, proposal: Proposal) -> Proposal:
     )
 
 
+def limit_leaving(situation: Situation, proposal: Proposal) -> Proposal:
+    """No more than the limit leave at the same time: those that drain still count."""
+    allowed, draining = situation.may_leave, situation.counts.draining
+    if allowed is None or proposal.replicas >= situation.current - allowed:
+        return proposal
+    why = f"at most {situation.policy.scale_down_limit} leave at a time" + (
+        f", {draining} drain now" if draining else ""
+    )
+    return proposal.instead(situation.current - allowed, Constraint.LEAVING, why)
+
+
 def hold_on_unknown(situation: Situation, proposal: Proposal) -> Proposal:
     """Never shrink on missing data. What is known may still ask for more."""
     if proposal.replicas >= situation.current or not situation.unknown:
@@ -155,6 +177,15 @@ def hold_unplaceable(situation: Situation, proposal: Proposal) -> Proposal:
     if proposal.replicas <= situation.current or not situation.counts.unschedulable:
         return proposal
     return proposal.instead(situation.current, Constraint.UNSCHEDULABLE, "ordered workers find no node")
+
+
+def keep_schedule(situation: Situation, proposal: Proposal) -> Proposal:
+    """Not below what a schedule asks for now, whatever is known of the demand."""
+    schedule = situation.schedule
+    if schedule is None or proposal.replicas >= schedule.replicas_min:
+        return proposal
+    why = f"schedule {schedule.name} keeps {schedule.replicas_min}"
+    return proposal.instead(schedule.replicas_min, Constraint.SCHEDULE, why)
 
 
 def stay_in_bounds(situation: Situation, proposal: Proposal) -> Proposal:
@@ -174,8 +205,10 @@ CONSTRAINTS: tuple[Callable[[Situation, Proposal], Proposal], ...] = (
     require_objective,
     wait_for_forecasts,
     limit_step,
+    limit_leaving,
     hold_on_unknown,
     hold_unplaceable,
+    keep_schedule,
     stay_in_bounds,
 )
 

@@ -19,6 +19,7 @@ from forebay_api.objective import attainment
 from forebay_autoscaler.budget import Wish, share_budget
 from forebay_autoscaler.conclude import Sized, View, conclude, is_unknown_for_long
 from forebay_autoscaler.constraints import Constraint, Proposal, Situation, constrain
+from forebay_autoscaler.costs import Offer, Portion, portions_of
 from forebay_autoscaler.decision import Decision
 from forebay_autoscaler.demand import (
     Demand,
@@ -31,13 +32,16 @@ from forebay_autoscaler.demand import (
     running_in_workers,
     waiting_in_workers,
 )
-from forebay_autoscaler.learn import Evidence, Facts, capacity_of, is_idle, latency_of, learn, load_per_worker
+from forebay_autoscaler.learn import Evidence, Facts, Learnt, capacity_of, is_idle, latency_of, learn, load_per_worker
 from forebay_autoscaler.model import Need, need_of
 from forebay_autoscaler.observation import PoolCounts, PoolObservation, ServiceObservation
 from forebay_autoscaler.policy import PoolPolicy, ServicePolicy
+from forebay_autoscaler.reserves import at_least_one, with_spare
+from forebay_autoscaler.schedules import schedule_in_force
 from forebay_autoscaler.seed import expect, mix_of
 from forebay_autoscaler.shares import share_of_role
 from forebay_autoscaler.state import PoolState, ServiceState
+from forebay_autoscaler.waking import to_wake, with_held
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +54,8 @@ class Sight:
     evidence: Evidence
     shares: Mapping[str, float]
     """Of the service's requests, by pool; those of a role sum to 1."""
+    woken: frozenset[str]
+    """Pools without a worker that held requests ask one of."""
     now_s: float
 
 
@@ -60,7 +66,8 @@ def decide(policy: ServicePolicy, state: ServiceState, observation: ServiceObser
     state = _note(policy, state, observation, now_s)
     sight = _sight(policy, state, observation, {pool.name: seen[pool.name] for pool in pools}, now_s)
     views = [_look(sight, pool, *seen[pool.name]) for pool in pools]
-    sized = [_size(sight, view) for view in views]
+    portions = _portions(sight, views)
+    sized = [_size(sight, view, portions[view.pool.name]) for view in views]
     proposals = _within_budget(policy, sized, [constrain(one.situation, one.proposal) for one in sized])
     decisions = [conclude(policy, one, proposal) for one, proposal in zip(sized, proposals, strict=True)]
     good, bad = observation.signals.good_per_s.known, observation.signals.bad_per_s.known
@@ -120,13 +127,15 @@ def _sight(
         objective=policy.objective,
         tuning=tuning,
     )
-    return Sight(policy, state, observation, evidence, shares, now_s)
+    held = (signals.held.known or 0.0) >= 1
+    woken = to_wake(policy, {name: counts for name, (_, counts) in seen.items()}) if held else frozenset[str]()
+    return Sight(policy, state, observation, evidence, shares, woken, now_s)
 
 
 def _look(sight: Sight, pool: PoolPolicy, observed: PoolObservation, counts: PoolCounts) -> View:
     policy, state, now_s = sight.policy, sight.state, sight.now_s
-    first = pool.name not in state.pools
     memory = state.pools.get(pool.name) or PoolState(writer=counts.writer)
+    first = not memory.needs.points  # nothing was seen of it, or not lately
     foreign = None
     if first or counts.writer != memory.writer:
         foreign = None if first else counts.writer
@@ -139,7 +148,39 @@ def _look(sight: Sight, pool: PoolPolicy, observed: PoolObservation, counts: Poo
     facts = Facts(counts, observed.signals, seed, sight.shares[pool.name], now_s)
     learnt = learn(pool, memory.learnt, facts, sight.evidence)
     capacity = capacity_of(pool, learnt, policy.objective, seed)
-    return View(pool, observed, counts, replace(memory, learnt=learnt), learnt, capacity, foreign)
+    expected_per_s = capacity_of(pool, Learnt(), policy.objective, seed).good_rate_per_s
+    return View(pool, observed, counts, replace(memory, learnt=learnt), learnt, capacity, foreign, expected_per_s)
+
+
+def _portions(sight: Sight, views: Sequence[View]) -> dict[str, Portion]:
+    """What part of its role's demand each pool is sized for."""
+    tuning, rate, now_s = sight.policy.tuning, sight.evidence.rate_per_s, sight.now_s
+    portions: dict[str, Portion] = {}
+    for role in {view.pool.role for view in views}:
+        peers = [view for view in views if view.pool.role is role]
+        leads = [view.learnt.orders.lead_s(now_s, tuning.startup_s) for view in peers]
+        planned = None
+        if rate is not None:
+            planned = planned_rate(sight.state.forecast, rate, tuning, now_s=now_s, lead_s=max(leads))
+        offers = [_offer(sight, view) for view in peers]
+        portions |= portions_of(offers, planned, headroom=tuning.headroom)
+    return portions
+
+
+def _offer(sight: Sight, view: View) -> Offer:
+    pool, counts, orders = view.pool, view.counts, view.learnt.orders
+    coming = sum(count for _, count in orders.coming(sight.now_s, sight.policy.tuning.startup_s))
+    overdue = sum(count for _, count in orders.waiting) > coming
+    stuck = counts.unschedulable or counts.rival is not None or overdue
+    return Offer(
+        name=pool.name,
+        share=sight.shares[pool.name],
+        price_per_hour=pool.price_per_hour,
+        good_rate_per_s=view.capacity.good_rate_per_s,
+        expected_per_s=view.expected_per_s,
+        most=(counts.ready + coming if overdue else counts.wanted) if stuck else pool.replicas_max,
+        ready=counts.ready,
+    )
 
 
 def _record(policy: ServicePolicy, memory: PoolState, *, need: int, to_keep: int, now_s: float) -> PoolState:
@@ -150,11 +191,15 @@ def _record(policy: ServicePolicy, memory: PoolState, *, need: int, to_keep: int
     )
 
 
-def _size(sight: Sight, view: View) -> Sized:
+def _size(sight: Sight, view: View, portion: Portion) -> Sized:
     """The pool's demand and need, recorded in its windows."""
     policy, now_s = sight.policy, sight.now_s
-    demand = _demand(sight, view)
+    demand = _demand(sight, view, portion)
     need = None if demand is None else _need(sight, view, demand)
+    if need is not None:
+        need = with_spare(need, view.pool.spare)
+    if view.pool.name in sight.woken:
+        need, demand = at_least_one(need), with_held(demand, sight.observation.signals.held.known or 0.0)
     unknown = _unknown_inputs(view, sight.observation)
     memory = _remember(policy, view, need, unknown, now_s=now_s)
     load = load_per_worker(view.pool.role, view.capacity.work_s, view.counts, view.observed.signals)
@@ -170,10 +215,15 @@ def _size(sight: Sight, view: View) -> Sized:
         needs=memory.needs,
         shortfalls=memory.shortfalls,
         now_s=now_s,
+        schedule=schedule_in_force(
+            view.pool.schedules, now_s, lead_s=view.learnt.orders.lead_s(now_s, policy.tuning.startup_s)
+        ),
     )
     # Fewer than the pool's least number is no option, so it is none that could be rejected.
     wanted = view.counts.wanted if need is None else max(need.with_backlog, view.pool.replicas_min)
-    return Sized(replace(view, memory=memory), demand, situation, Proposal(wanted))
+    asides = (f"{view.pool.spare} kept as warm spares" if view.pool.spare else "", portion.told)
+    aside = ", ".join(one for one in asides if one)
+    return Sized(replace(view, memory=memory), demand, situation, Proposal(wanted), aside)
 
 
 def _need(sight: Sight, view: View, demand: Demand) -> Need:
@@ -206,7 +256,7 @@ def _remember(
     return _record(policy, memory, need=need.with_backlog, to_keep=to_keep, now_s=now_s)
 
 
-def _demand(sight: Sight, view: View) -> Demand | None:
+def _demand(sight: Sight, view: View, portion: Portion) -> Demand | None:
     """What is asked of this pool; None when neither rate nor requests in work are known."""
     tuning, forecast, now_s = sight.policy.tuning, sight.state.forecast, sight.now_s
     rate = sight.evidence.rate_per_s
@@ -215,12 +265,12 @@ def _demand(sight: Sight, view: View) -> Demand | None:
     pending = sight.observation.signals.pending.known
     if rate is None and running is None and waiting is None and pending is None:
         return None
-    share = sight.shares[view.pool.name]
+    share = portion.to_grow
     lead_s = view.learnt.orders.lead_s(now_s, tuning.startup_s)
     demand = Demand(
         rate_per_s=None if rate is None else rate * share,
         backlog=(pending or 0.0) * share + (waiting or 0.0),
-        running=running or 0.0,
+        running=(running or 0.0) * portion.running,
         lead_s=lead_s,
         dispersion=forecast.dispersion,
         method=forecast.method.value,
@@ -229,7 +279,7 @@ def _demand(sight: Sight, view: View) -> Demand | None:
         return demand
     planned = planned_rate(forecast, rate, tuning, now_s=now_s, lead_s=lead_s)
     keep = rate_to_keep(rate, planned, tuning)
-    return replace(demand, planned_per_s=planned * share, keep_per_s=keep * share)
+    return replace(demand, planned_per_s=planned * share, keep_per_s=keep * portion.to_keep)
 
 
 def _unknown_inputs(view: View, observation: ServiceObservation) -> tuple[str, ...]:
@@ -259,13 +309,21 @@ def _within_budget(policy: ServicePolicy, sized: Sequence[Sized], proposals: Seq
             one.situation.current,
             proposal.replicas if one.view.counts.rival else one.view.pool.replicas_min,
             one.view.pool.gpus,
-            one.situation.current if one.situation.unknown else 0,
+            _not_to_be_taken(one),
         )
         for one, proposal in zip(sized, owned, strict=True)
     ]
     shared = share_budget(wishes, policy.budget_gpus)
     why = f"the budget is {policy.budget_gpus} GPUs"
     return [proposal.instead(count, Constraint.BUDGET, why) for proposal, count in zip(owned, shared, strict=True)]
+
+
+def _not_to_be_taken(one: Sized) -> int:
+    """Workers that the budget must not move to another pool."""
+    allowed, current = one.situation.may_leave, one.situation.current
+    if one.situation.unknown:
+        return current
+    return 0 if allowed is None else max(0, current - allowed)
 
 
 def _all_unknown(sized: Sequence[Sized]) -> tuple[str, ...]:

@@ -5,6 +5,7 @@
   - ClusterError: the API server refused or did not answer
     - ReplicasChangedError: the number of workers is not the one that the decision was made on
   - HistoryError: a history of decisions cannot be read
+  - UnusableStateError: a saved state is of another version, or cannot be
 """
 
 
@@ -39,3 +40,12 @@ class ReplicasChangedError(ClusterError):
 
 class HistoryError(AutoscalerError):
     """A history of decisions that cannot be read; the text names file, record and field."""
+
+
+class UnusableStateError(AutoscalerError):
+    """A saved state that is not used. `cause` is one of savedstate.Unusable, `why` is for people."""
+
+    def __init__(self, cause: str, why: str) -> None:
+        super().__init__(why)
+        self.cause = cause
+        self.why = why

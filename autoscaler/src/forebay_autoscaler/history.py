@@ -56,6 +56,13 @@ class History:
             if any(pool.news or pool.foreign for pool in record.decision.pools):
                 self._records.append(record)
 
+    def add_one(self, record: Record) -> None:
+        """Take in a decision on one model service between two cycles."""
+        if self._keeper is not None:
+            self._keeper.add([record])
+        self._latest[record.decision.key] = record
+        self._records.append(record)
+
     def select(self, *, namespace: str | None, model_service: str | None, limit: int) -> Iterator[Record]:
         """The newest `limit` records, newest first."""
         chosen = list(self._records)  # copies: the caller is on a thread of its own

@@ -1,25 +1,30 @@
 """The loop: look, decide on every model service, act if leading, sleep. The only sleep of the autoscaler.
 
 Every replica looks and decides, so that one that takes over has the windows and the knowledge of the last minutes; only the
-leader acts. Leadership is asked for again before each write, since acting on a thousand services takes time.
+leader acts. Leadership is asked for again before each write, since acting on a thousand services takes time. What the first look
+of a replica begins with comes from `memory`, where the leader saves it.
 """
 
 import asyncio
 import logging
-import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Final, Protocol
 
 from forebay_autoscaler.act import Actor
+from forebay_autoscaler.clock import EpochClock
 from forebay_autoscaler.decide import decide
 from forebay_autoscaler.errors import AutoscalerError
 from forebay_autoscaler.history import History, Record
+from forebay_autoscaler.memory import Memory
 from forebay_autoscaler.metrics import Metrics
 from forebay_autoscaler.observation import ServiceKey
 from forebay_autoscaler.observe import Look, Observer, Subject
+from forebay_autoscaler.policy import ServicePolicy
+from forebay_autoscaler.reading import read
 from forebay_autoscaler.state import ServiceState
+from forebay_autoscaler.waking import observation_to_wake, sleepers
 
 _log = logging.getLogger(__name__)
 
@@ -54,11 +59,15 @@ class Loop:
     metrics: Metrics
     history: History
     interval_s: float
-    clock: Callable[[], float] = time.monotonic
+    memory: Memory | None = None
+    """Outlives the process; None when nothing is saved."""
+    clock: Callable[[], float] = field(default_factory=EpochClock)
     cycled_s: float | None = None
     """When a cycle last succeeded, by `clock`; None before the first."""
     _states: dict[tuple[ServiceKey, str], ServiceState] = field(default_factory=dict)
     _unreadable: dict[ServiceKey, str] = field(default_factory=dict)
+    _subjects: tuple[Subject, ...] = ()
+    """Of the last look."""
 
     async def run(self) -> None:
         """Cycle until cancelled. A cycle that fails is logged and counted, and the next one comes at its time."""
@@ -80,6 +89,8 @@ class Loop:
 
     async def cycle(self) -> None:
         """Look, decide, act."""
+        if self.memory is not None:
+            await self.memory.recall()
         look = await self.observer.look()
         now_s, now = self.clock(), datetime.now(UTC)
         self._report(look)
@@ -94,6 +105,42 @@ class Loop:
             await self._act(record, subject)
         self.actor.forget({record.decision.key for record in records})
         self.cycled_s = self.clock()
+        if self.memory is not None and self.leadership.leading:
+            await self.memory.save(self._states, self._policies(), look.unreadable, now_s=now_s)
+
+    async def save(self) -> None:
+        """Save all states if this replica leads, before it ends."""
+        if self.memory is not None and self.leadership.leading and self.cycled_s is not None:
+            await self.memory.save_all(self._states, self._policies(), now_s=self.clock())
+
+    def asleep(self) -> frozenset[ServiceKey]:
+        """Services that had a role without a worker at the last look."""
+        return sleepers((subject.policy, subject.observation) for subject in self._subjects)
+
+    async def wake(self, held: Mapping[ServiceKey, float]) -> None:
+        """Give services a worker for requests that routers hold. What else there is to decide is left to the cycle."""
+        for subject in self._subjects:
+            identity, now_s = (subject.policy.key, subject.policy.uid), self.clock()
+            state = self._states.get(identity)
+            number = held.get(subject.policy.key)
+            if number is None or state is None or not self.leadership.leading:
+                continue
+            reading = read(number, age_s=0.0, stale_after_s=self.interval_s)
+            observation = observation_to_wake(subject.observation, reading)
+            decision = decide(subject.policy, state, observation, now_s)
+            record = Record(datetime.now(UTC), True, subject.policy, state, observation, decision)
+            grown = [pool for pool in decision.pools if pool.current == 0 < pool.desired]
+            if not grown:
+                continue
+            kept = {pool.name: decision.state.pools[pool.name] for pool in grown}
+            self._states[identity] = replace(state, pools={**state.pools, **kept})
+            self.history.add_one(record)
+            self.metrics.wakes.inc()
+            for pool in grown:
+                await self.actor.grow(decision, pool, subject.stored)
+
+    def _policies(self) -> tuple[ServicePolicy, ...]:
+        return tuple(subject.policy for subject in self._subjects)
 
     async def _act(self, record: Record, subject: Subject) -> None:
         """Act on one service. What fails here is this service's alone."""
@@ -109,10 +156,13 @@ class Loop:
         states = {}
         for subject in look.subjects:
             identity = (subject.policy.key, subject.policy.uid)
-            state = states[identity] = self._states.get(identity, ServiceState())
+            known = self._states.get(identity)
+            state = self._first_state(subject.policy, now_s) if known is None else known
             try:
                 decision = decide(subject.policy, state, subject.observation, now_s)
             except Exception:  # noqa: BLE001 one service's boundary: counted and logged, the others go on
+                if known is not None:  # one that was read and makes it fail is dropped
+                    states[identity] = known
                 self.metrics.service_failures.inc()
                 _log.exception("deciding on %s/%s failed, its workers are left alone", *subject.policy.key)
                 continue
@@ -120,7 +170,11 @@ class Loop:
             record = Record(now, leading, subject.policy, state, subject.observation, decision)
             decided.append((record, subject))
         self._states = states
+        self._subjects = look.subjects
         return decided
+
+    def _first_state(self, policy: ServicePolicy, now_s: float) -> ServiceState:
+        return ServiceState() if self.memory is None else self.memory.state_of(policy, now_s)
 
     def _report(self, look: Look) -> None:
         for signal in look.failed_queries:

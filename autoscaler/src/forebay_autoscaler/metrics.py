@@ -84,14 +84,41 @@ class Metrics:
             _POOL,
             registry=self.registry,
         )
+        self._add_memory()
+        self._add_waking()
         self._pools: set[tuple[str, str, str]] = set()
         """Those that have counters."""
+        self._begin_at_zero()
+
+    def _begin_at_zero(self) -> None:
         for signal in Signal:
             self.query_failures.labels(signal.value)
         for outcome in ("ok", "failed"):
             self.cycles.labels(outcome)
-        for kind in ("scale", "status", "event"):
+        for kind in ("scale", "status", "event", "state"):
             self.write_failures.labels(kind)
+        for outcome in ("used", "absent", "version", "corrupt", "future", "unreadable"):
+            self.recalls.labels(outcome)
+
+    def _add_memory(self) -> None:
+        recalls = "Saved states that were asked for when a replica began, by what became of them."
+        self.recalls = Counter("forebay_autoscaler_state_recalls", recalls, ("outcome",), registry=self.registry)
+        self.states_left_out = Gauge(
+            "forebay_autoscaler_states_left_out",
+            "Model services whose state is not saved for want of room: raise --state-maps.",
+            registry=self.registry,
+        )
+
+    def _add_waking(self) -> None:
+        self.wakes = Counter(
+            "forebay_autoscaler_wakes",
+            "Model services that got a worker because routers said that they hold requests.",
+            registry=self.registry,
+        )
+        checks = "Times that routers were asked for held requests, which is while a pool sleeps, by outcome."
+        self.wake_checks = Counter("forebay_autoscaler_wake_checks", checks, ("outcome",), registry=self.registry)
+        for outcome in ("ok", "failed"):
+            self.wake_checks.labels(outcome)
 
     def record(self, decisions: Iterable[Decision], *, leading: bool, now_s: float) -> None:
         """Make the series of decisions those of the given ones, and no others."""

@@ -11,6 +11,7 @@ from forebay_api.modelservice import AutoscalingMode, ModelServiceSpec, Pool, Ro
 from forebay_api.objective import Objective
 from forebay_autoscaler.fitted import Fitted
 from forebay_autoscaler.observation import ServiceKey
+from forebay_autoscaler.schedules import Schedule, schedule_of
 from forebay_capacity.errors import CapacityError
 from forebay_capacity.fits import worker_of_pool
 from forebay_capacity.performance import MAX_SEQUENCES
@@ -56,6 +57,12 @@ class PoolPolicy:
     """Requests one worker can run at once, by the engine's limits."""
     worker: Worker | Fitted | None = None
     """The worker as the capacity model sees it; None when model or accelerator are not known to it."""
+    spare: int = 0
+    """Workers beyond what demand needs."""
+    schedules: tuple[Schedule, ...] = ()
+    """Times with a larger least number."""
+    price_per_hour: float | None = None
+    """Of one worker; None when its accelerator has no price."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +79,8 @@ class ServicePolicy:
     scale_down_window_s: float
     pools: tuple[PoolPolicy, ...]
     tuning: Tuning = Tuning()
+    scale_down_limit: int | None = None
+    """Most workers of a pool that leave at the same time."""
 
 
 def policy_of(
@@ -92,12 +101,15 @@ def policy_of(
         scale_down_window_s=parse_duration_s(scaling.scale_down_stabilization),
         pools=tuple(_pool_policy(spec, pool, accelerators.get(pool.accelerator)) for pool in spec.pools),
         tuning=tuning,
+        scale_down_limit=scaling.scale_down_limit,
     )
 
 
 def _pool_policy(spec: ModelServiceSpec, pool: Pool, accelerator: AcceleratorClassSpec | None) -> PoolPolicy:
-    worker = None
+    worker, price_per_hour = None, None
     if accelerator is not None:
+        if accelerator.price_per_hour is not None:
+            price_per_hour = float(accelerator.price_per_hour) * pool.parallelism.accelerators
         with suppress(CapacityError):  # a model or hardware without a known shape is sized by measurement alone
             worker = worker_of_pool(spec, pool, accelerator)
     default = DEFAULT_SEQUENCES_MAX
@@ -110,6 +122,9 @@ def _pool_policy(spec: ModelServiceSpec, pool: Pool, accelerator: AcceleratorCla
         replicas_max=pool.replicas.max,
         gpus=pool.parallelism.accelerators,
         concurrency_max=sequences_max(spec.engine.args, default) * pool.parallelism.data,
+        spare=pool.replicas.spare,
+        schedules=tuple(schedule_of(one) for one in pool.replicas.schedules),
+        price_per_hour=price_per_hour,
         worker=worker,
     )
 

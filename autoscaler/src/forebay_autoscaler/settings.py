@@ -17,6 +17,7 @@ from forebay_autoscaler.policy import Tuning
 SERVICE_ACCOUNT_NAMESPACE: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 ATTAINMENT_WINDOWS: Final = 5
 STATUS_INTERVAL_MIN_S: Final = 5.0
+STATE_MAPS_MAX: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,11 @@ class Settings:
     lease_name: str
     lease_namespace: str
     identity: str
+    wake_interval_s: float
     kubeconfig: str | None
+    state_maps: int
+    """ConfigMaps that states are saved in; 0 saves none."""
+    state_interval_s: float
     history: int
     history_file: str | None
     history_file_megabytes: int
@@ -88,6 +93,12 @@ def _url(text: str) -> str:
 def _positive(text: str) -> int:
     if not text.isdigit() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above zero")
+    return int(text)
+
+
+def _count(text: str) -> int:
+    if not text.isdigit() or int(text) > STATE_MAPS_MAX:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0 to {STATE_MAPS_MAX}")
     return int(text)
 
 
@@ -161,7 +172,22 @@ _OPTIONS: Final = (
     _Option(
         "--identity", None, str, "unique name of this replica; the pod's name, or the host's with a random part", "NAME"
     ),
+    _Option(
+        "--wake-interval",
+        "2s",
+        _duration,
+        "while a pool sleeps, time between two looks at what routers hold, asked of themselves; routers in the Lease's namespace",
+        "TIME",
+    ),
     _Option("--kubeconfig", None, str, "kubeconfig file, outside a cluster", "FILE"),
+    _Option(
+        "--state-maps",
+        "1",
+        _count,
+        "ConfigMaps beside the Lease that hold what was learnt, one for about 70 model services; 0 saves nothing",
+        "NUMBER",
+    ),
+    _Option("--state-interval", "30s", _duration, "shortest time between two writes of one of them", "TIME"),
     _Option("--history", "2000", _positive, "decisions kept for /decisions", "NUMBER"),
     _Option(
         "--history-file",
@@ -210,7 +236,10 @@ def parse_settings(arguments: Sequence[str], environment: Mapping[str, str]) -> 
         lease_name=given["lease_name"],
         lease_namespace=given["lease_namespace"] or _own_namespace(),
         identity=given["identity"] or environment.get("POD_NAME") or f"{socket.gethostname()}-{uuid4().hex[:8]}",
+        wake_interval_s=given["wake_interval"],
         kubeconfig=given["kubeconfig"],
+        state_maps=given["state_maps"],
+        state_interval_s=given["state_interval"],
         history=given["history"],
         history_file=given["history_file"],
         history_file_megabytes=given["history_file_megabytes"],

@@ -45,7 +45,7 @@ kinds, "leaseRules" hold in the release's namespace. Each right is one that the 
   verbs: [list, watch]
 {{- end -}}
 
-{{/* What it does not know of accelerators it does without: then it counts requests where it would time them. */}}
+{{/* Without them the router assumes a speed of workers until it has learnt theirs. */}}
 {{- define "forebay.router.clusterRules" -}}
 - apiGroups: [forebay.dev]
   resources: [acceleratorclasses]
@@ -90,6 +90,32 @@ kinds, "leaseRules" hold in the release's namespace. Each right is one that the 
   resources: [leases]
   resourceNames: [{{ include "forebay.name" . }}]
   verbs: [get, update]
+{{- end -}}
+
+{{/* To ask routers for the requests that they hold, while a pool sleeps; in the release's namespace. */}}
+{{- define "forebay.wakeRules" -}}
+- apiGroups: [""]
+  resources: [pods]
+  verbs: [list]
+{{- end -}}
+
+{{/* Where what was learnt outlives the replicas. `create` cannot be bound to a name. */}}
+{{- define "forebay.stateRules" -}}
+{{- if .Values.autoscaler.stateMaps -}}
+- apiGroups: [""]
+  resources: [configmaps]
+  verbs: [create]
+- apiGroups: [""]
+  resources: [configmaps]
+  resourceNames: [{{ include "forebay.stateMaps" . | trim | replace " " ", " }}]
+  verbs: [get, patch]
+{{- end -}}
+{{- end -}}
+
+{{/* Names of the ConfigMaps, with blanks between. */}}
+{{- define "forebay.stateMaps" -}}
+{{- range $number := until (int .Values.autoscaler.stateMaps) -}}
+{{- include "forebay.name" (list $ "autoscaler") }}-state-{{ $number }} {{ end -}}
 {{- end -}}
 
 {{/* The subject of a binding. */}}

@@ -10,7 +10,7 @@ cache. The least cost wins. Cost is time as a share of the objective's, the requ
 
     cost = (TTFT + later) / ttft + (TPOT + now) / tpot + chance to miss the objective
 
-    later   what this prompt's computation delays prompts that come after it (`speed.Traffic`), and what has to be computed again
+    later   what this prompt's computation delays prompts that come after it (`speed.strain`), and what has to be computed again
             because this prompt pushes it out of the cache (`predicting.Displacement`)
     now     for each sequence that decodes there: the stall by this prompt, a token, and one more neighbour
 
@@ -33,6 +33,7 @@ Candidates hold live loads and speeds that others change; a snapshot is their gr
 `choose` runs in one go on the loop's thread, so nothing moves under it.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -62,7 +63,10 @@ class Snapshot:
 
     @classmethod
     def of(cls, candidates: Sequence[Candidate]) -> "Snapshot":
-        """Group candidates by role."""
+        """Group candidates by role, and tell their pools how many they are."""
+        counts = Counter(id(one.speed.pool) for one in candidates)
+        for one in candidates:
+            one.speed.pool.workers = counts[id(one.speed.pool)]
         prefill = tuple(one for one in candidates if one.role is Role.PREFILL)
         decode = tuple(one for one in candidates if one.role is Role.DECODE)
         revisions = sorted({one.revision for one in prefill} & {one.revision for one in decode})

@@ -69,7 +69,7 @@ def _mesh_gauges(mesh: Mesh | None) -> Iterator[metrics.Sample]:
     yield metrics.MESH_MESSAGES, (("direction", "sent"),), mesh.sent_messages if mesh else 0
     yield metrics.MESH_MESSAGES, (("direction", "received"),), counts.received
     yield metrics.MESH_TROUBLES, (("kind", "dropped"),), mesh.outbox.dropped if mesh else 0
-    for kind in ("gaps", "malformed", "refused"):
+    for kind in ("gaps", "malformed", "refused", "restarts", "expired"):
         yield metrics.MESH_TROUBLES, (("kind", kind),), getattr(counts, kind)
     yield metrics.MESH_LEASES, (), peers.claims.count if peers else 0
     yield metrics.MESH_EXPIRED, (), counts.expired_leases
@@ -110,6 +110,8 @@ def _gauges(router: Router, discovery: Discovery, kv_events: KvEvents) -> Iterat
     yield metrics.CONNECTIONS, (), len(router.connections.live) if router.connections else 0
     yield metrics.LEASES, (), len(table.leases)
     yield metrics.DISCOVERY_ERRORS, (), discovery.failures
+    for loop, failures in router.tools.supervisor.failures.items():
+        yield metrics.BACKGROUND_FAILURES, (("loop", loop.value),), failures
     yield metrics.PROCESSES, (), 1
     yield metrics.PROCESS_RESTARTS, (), 0
     yield from protection_samples(router.tools.protection)
@@ -143,7 +145,7 @@ def _cache_state(router: Router, uid: str) -> dict[str, Any]:
         return {}
     return {
         "source": audit.source(precise_speaks=index.precise.speaks(uid)).value,
-        "blocks": len(mirror.blocks),
+        "blocks": mirror.blocks,
         "prompt_bytes": mirror.size_bytes,
         "prompt_bytes_max": mirror.bound_bytes if isfinite(mirror.bound_bytes) else None,
         "errors": {

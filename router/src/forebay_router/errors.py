@@ -148,6 +148,18 @@ def bad_body(message: str, param: str | None = None) -> RequestRefused:
     return RequestRefused(400, message, param=param, code="invalid_body")
 
 
+def no_service(model: str | None) -> RequestRefused:
+    """No service is known that serves the model; None where the request names none and there is not exactly one."""
+    if model is None:
+        return bad_body("The field `model` is required; GET /v1/models lists the models.", "model")
+    return unknown_model(model)
+
+
+def too_deep() -> RequestRefused:
+    """The body is nested more deeply than it could be passed on."""
+    return bad_body("The request body is nested too deeply: at most 250 levels of arrays and objects are taken.")
+
+
 def bad_header(name: bytes, fix: str) -> RequestRefused:
     """A header of the router's own that cannot be read."""
     shown = name.decode()

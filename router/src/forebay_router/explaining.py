@@ -68,7 +68,7 @@ def explain_request(placing: Placing, endpoint: Endpoint, fields: Mapping[bytes,
     rewriting.scrub(parsed)
     service = placing.known_service(parsed.model, fields)
     if service is None:
-        raise errors.unknown_model(parsed.model or "")
+        raise errors.no_service(parsed.model)
     demand, look_up, choice = placing.consider(service, parsed)
     objective = service.spec.objective
     told: dict[str, Any] = {

@@ -26,6 +26,8 @@ SMALLEST_S: Final = 1e-6
 _DECAY: Final = 1 - 1 / MEMORY
 _EAGER: Final = 2 * MEMORY
 _LAZY: Final = 4
+_SIZES: Final = 24
+"""Binary orders of size that are told apart."""
 
 
 @dataclass(slots=True)
@@ -44,7 +46,7 @@ class Line:
     spread2: float = FIRST_SPREAD**2
     """Mean square of log(real / predicted)."""
     mean: float = 0.0
-    """Mean of log(real / predicted)."""
+    """Mean of what is left of log(real / predicted) when that of alike requests is taken off."""
     _seed: tuple[float, float] = field(init=False)
     _ridge: tuple[float, float] = field(init=False)
     _least: float = field(init=False)
@@ -58,6 +60,9 @@ class Line:
     _zz: float = 0.0
     _xz: float = 0.0
     _zy: float = 0.0
+    _alike: list[float] = field(default_factory=lambda: [0.0] * _SIZES)
+    """Mean of log(real / predicted) by the binary order of size."""
+    _alike_seen: list[int] = field(default_factory=lambda: [0] * _SIZES)
 
     def __post_init__(self) -> None:
         """Put the seed in as observations at 0 and at twice the scale."""
@@ -75,9 +80,17 @@ class Line:
         """The predicted y."""
         return self.base + self.slope * x + self.second * z
 
-    def note(self, deviation: float) -> None:
-        """The log(real / predicted) of one observation, whichever worker made it."""
-        self.mean += max(1 / (self.seen + 1 + SEED_WEIGHT), 1 / MEMORY) * (deviation - self.mean)
+    def note(self, size: int, deviation: float) -> float:
+        """The log(real / predicted) of one observation, whichever worker made it; returns it without that of alike ones.
+
+        Alike are those of about the same size: what grows faster than in a straight line is no worker's own.
+        """
+        at = min(size.bit_length(), _SIZES - 1)
+        seen = self._alike_seen[at] = self._alike_seen[at] + 1
+        self._alike[at] += max(1 / seen, 1 / MEMORY) * (deviation - self._alike[at])
+        left = deviation - self._alike[at]
+        self.mean += max(1 / (self.seen + 1 + SEED_WEIGHT), 1 / MEMORY) * (left - self.mean)
+        return left
 
     def observe(self, x: float, y: float, z: float = 0.0) -> bool:
         """One real observation; returns whether the line has moved."""

@@ -24,6 +24,7 @@ import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from functools import partial
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -37,6 +38,7 @@ from forebay_router.index.audit import Audit
 from forebay_router.index.events import MalformedBatchError, decode_batch
 from forebay_router.index.feed import Feed
 from forebay_router.index.precise import PreciseIndex
+from forebay_router.supervision import Background, Supervisor
 from forebay_router.table import Worker, WorkerSpec, WorkerState, WorkerTable
 from forebay_router.upstream import Upstreams
 
@@ -51,6 +53,7 @@ CONNECT_TIMEOUT_S: Final = 10.0
 HEARTBEAT_S: Final = 5.0
 HEARTBEAT_TIMEOUT_S: Final = 20.0
 """A starved machine may leave an engine without a CPU for some seconds."""
+RANK_DIGITS_MAX: Final = 6
 END_OF_REPLAY: Final = b"\xff" * 8
 
 
@@ -76,15 +79,15 @@ def read_sources(body: bytes, host: str) -> tuple[Source, ...]:
     found = []
     for rank, one in told.items():
         events = _address(one.get("endpoint"), host) if isinstance(one, dict) else None
-        if events is not None and str(rank).isdigit():
+        if events is not None and rank.isascii() and rank.isdecimal() and len(rank) <= RANK_DIGITS_MAX:
             found.append(Source(int(rank), events, _address(one.get("replay_endpoint"), host)))
     return tuple(found)
 
 
 def _address(endpoint: Any, host: str) -> str | None:
     """An engine's bound endpoint as seen from here."""
-    parts = urlsplit(endpoint) if isinstance(endpoint, str) else None
     try:
+        parts = urlsplit(endpoint) if isinstance(endpoint, str) else None
         port = parts.port if parts is not None and parts.scheme == "tcp" else None
     except ValueError:
         return None
@@ -137,6 +140,7 @@ class KvEvents:
     counts: Counts = field(default_factory=Counts)
     connected: set[tuple[str, int]] = field(default_factory=set)
     """Worker and rank of every subscription that stands."""
+    supervisor: Supervisor = field(default_factory=Supervisor)
     heartbeat_s: float = HEARTBEAT_S
     heartbeat_timeout_s: float = HEARTBEAT_TIMEOUT_S
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -174,10 +178,13 @@ class KvEvents:
                     ready = [one for one in unfollowed if one.spec.state is WorkerState.READY]
                     self._awaited = len(ready) < len(unfollowed)
                     for one in ready:
-                        following[one.spec.uid] = tasks.create_task(self._follow(context, one))
+                        following[one.spec.uid] = tasks.create_task(self._keep(context, one))
                     await self._changed.wait()
         finally:
             context.destroy(linger=0)
+
+    async def _keep(self, context: zmq.asyncio.Context, worker: Worker) -> None:
+        await self.supervisor.keep(Background.KV_EVENTS, partial(self._follow, context, worker))
 
     async def _follow(self, context: zmq.asyncio.Context, worker: Worker) -> None:
         """One worker, until it is gone."""

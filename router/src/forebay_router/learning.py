@@ -55,7 +55,7 @@ class Trip:
         """An attempt that begins now: to be made before its leases are taken."""
         worker, prefill = choice.worker, choice.prefill
         prefiller = worker if prefill is None else prefill
-        prefiller.speed.traffic.note(now_s, prefiller.token_s * choice.prediction.uncached_tokens)
+        prefiller.speed.sent(now_s, prefiller.token_s * choice.prediction.uncached_tokens)
         adapter = choice.demand.adapter
         loads_adapter = adapter is not None and adapter not in prefiller.adapters
         if adapter is not None:
@@ -102,7 +102,7 @@ def learn(trip: Trip, record: Record, index: PrefixIndex, *, in_flight: int, com
     if finished and tpot_s and usage is not None and usage.output_tokens >= _PACE_TOKENS_MIN:
         beside = max(0, computed_tokens - trip.computed_tokens)
         sequences = (trip.in_flight + in_flight) / 2
-        trip.writer.saw_output(sequences, tpot_s, tokens=usage.output_tokens, beside=beside)
+        trip.writer.saw_output(sequences, tpot_s, tokens=usage.output_tokens, beside=beside, prompt=usage.prompt_tokens)
 
 
 def _learn_first_token(trip: Trip, record: Record) -> None:

@@ -1,8 +1,7 @@
-"""A request's claim on one worker: taken at dispatch, released exactly once on any exit. Use it as a context manager."""
+"""A request's claim on one worker: taken at dispatch, released exactly once on any exit."""
 
 from enum import StrEnum
-from types import TracebackType
-from typing import Generic, Protocol, Self, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 Claimed = TypeVar("Claimed")
 """What is claimed: a worker."""
@@ -57,11 +56,3 @@ class Lease(Generic[Claimed]):
     def release(self) -> None:
         """End the claim."""
         self._ledger.release(self)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.release()

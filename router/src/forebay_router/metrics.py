@@ -114,6 +114,10 @@ LEASES = Family(_PREFIX + "leases", Kind.GAUGE, (), "Claims of requests on worke
 DISCOVERY_ERRORS = Family(
     _PREFIX + "discovery_errors_total", Kind.COUNTER, (), "Failed lists, watches and probes of the source of workers."
 )
+BACKGROUND_FAILURES = Family(
+    _PREFIX + "background_failures_total", Kind.COUNTER, ("loop",),
+    "Times that a loop beside the requests failed in a way it does not know and was begun again; the log has the traceback.",
+)  # fmt: skip
 PREDICTED_TOKENS = Family(
     _PREFIX + "prefix_predicted_tokens_total", Kind.COUNTER, _SERVICE,
     "Prompt tokens that workers were expected to have in their prefix cache, of answers that told what they had.",
@@ -127,7 +131,7 @@ MISSED_TOKENS = Family(
     "Prompt tokens that were expected in the prefix cache and were not there.",
 )  # fmt: skip
 INDEX_BLOCKS = Family(
-    _PREFIX + "prefix_index_blocks", Kind.GAUGE, (), "Prompt blocks that the prefix index keeps, over all workers."
+    _PREFIX + "prefix_index_blocks", Kind.GAUGE, (), "Entries of the prefix index, bound by --index-blocks."
 )
 INDEX_RESETS = Family(
     _PREFIX + "prefix_index_resets_total", Kind.COUNTER, (), "Workers that were found to have lost their cache."
@@ -161,7 +165,7 @@ MESH_MESSAGES = Family(
 MESH_TROUBLES = Family(
     _PREFIX + "mesh_troubles_total", Kind.COUNTER, ("kind",),
     "What went wrong between replicas: events dropped before they were told, numbers missing in what was heard, malformed "
-    "messages, peers too many.",
+    "messages, peers too many (refused), peers that came back as others (restarts) or were silent for too long (expired).",
 )  # fmt: skip
 MESH_LEASES = Family(
     _PREFIX + "mesh_leases", Kind.GAUGE, (), "Claims of other replicas on workers, counted in choices."
@@ -240,6 +244,7 @@ KEEP_ALIVES = Family(
 FAMILIES = (
     REQUESTS, ARRIVED, RESPONSES, FAILURES, RETRIES, TTFT, TPOT, DURATION, PROMPT_TOKENS, CACHED_TOKENS, OUTPUT_TOKENS,
     IN_FLIGHT, PENDING, POOL_IN_FLIGHT, POOL_FINISHED, WORKERS, SYNCED, CONNECTIONS, LEASES, DISCOVERY_ERRORS,
+    BACKGROUND_FAILURES,
     PREDICTED_TOKENS, DELIVERED_TOKENS, MISSED_TOKENS, INDEX_BLOCKS, INDEX_RESETS, INDEX_FALLBACKS, KV_SUBSCRIPTIONS, KV_MESSAGES,
     KV_TROUBLES, TENANT_REQUESTS, TENANT_IN_FLIGHT, TENANT_TOKENS, TENANT_REFUSED, STRANGERS, API_KEYS, FILE_RELOADS,
     FILE_FAILURES, FILE_VALID, BODY_BYTES, BODIES_REFUSED, KEEP_ALIVES,
@@ -312,13 +317,14 @@ def _label_text(labels: Labels) -> str:
     return "{" + ",".join(f'{name}="{_escape(value)}"' for name, value in labels) + "}" if labels else ""
 
 
-def _number(value: float) -> str:
+def number(value: float) -> str:
+    """A value as an exposition has it."""
     return str(int(value)) if value == int(value) else repr(value)
 
 
 def _histogram_lines(family: Family, labels: Labels, histogram: Histogram) -> Iterator[str]:
     running = 0
-    bounds = [_number(bound) if bound != int(bound) else f"{bound:.1f}" for bound in histogram.bounds]
+    bounds = [number(bound) if bound != int(bound) else f"{bound:.1f}" for bound in histogram.bounds]
     for bound, count in zip([*bounds, "+Inf"], histogram.counts, strict=True):
         running += count
         yield f"{family.name}_bucket{_label_text((*labels, ('le', bound)))} {running}"
@@ -370,7 +376,7 @@ def render(services: Iterable[ServiceStats], gauges: Iterable[Sample]) -> bytes:
         for family, made in _service_lines(stats):
             lines[family] += made
     for family, labels, value in gauges:
-        lines[family].append(f"{family.name}{_label_text(labels)} {_number(value)}")
+        lines[family].append(f"{family.name}{_label_text(labels)} {number(value)}")
     text = []
     for family, made in lines.items():
         text.append(f"# HELP {family.name} {family.help}\n# TYPE {family.name} {family.kind}")

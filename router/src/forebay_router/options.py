@@ -190,7 +190,7 @@ GROUPS: tuple[tuple[str, tuple[Option, ...]], ...] = (
             Option("--hold-limit", count, "4000", "N", "requests that may wait, per model service and priority"),
             Option("--hold-bytes", size_bytes, "256MiB", "SIZE", "of their bodies, per model service and priority"),
             Option("--worker-limit", count, None, "N", "requests in flight on one worker; more wait (default: no limit)"),
-            Option("--index-blocks", count, "250000", "N", "prompt blocks in the prefix index, about 200 bytes each"),
+            Option("--index-blocks", count, "400000", "N", "entries of the prefix index, 9 to 250 bytes each"),
             Option("--body-limit", size_bytes, "64MiB", "SIZE", "largest request body; above it 413"),
             Option("--bodies-limit", size_bytes, "256MiB", "SIZE", "request bodies held at once, together; above it 503"),
             Option("--head-limit", size_bytes, "64KiB", "SIZE", "largest request line and headers; above it 431"),

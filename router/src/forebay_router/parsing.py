@@ -14,6 +14,7 @@ import orjson
 from forebay_router import errors
 from forebay_router.endpoints import Endpoint
 from forebay_router.index.content import Content, content_of
+from forebay_router.serialising import TooDeepError
 
 BYTES_PER_TOKEN = 4
 CONTENT_MIN_BYTES = 256
@@ -76,8 +77,15 @@ def parse_request(endpoint: Endpoint, headers: Mapping[bytes, bytes], body: byte
         prompt_tokens=len(body) // BYTES_PER_TOKEN,
         output_tokens=_expected_output(fields),
         choices=_choices(fields),
-        content=content_of(fields) if endpoint.prompted and len(body) >= CONTENT_MIN_BYTES else None,
+        content=_content(fields) if endpoint.prompted and len(body) >= CONTENT_MIN_BYTES else None,
     )
+
+
+def _content(fields: dict[str, Any]) -> Content | None:
+    try:
+        return content_of(fields)
+    except TooDeepError as error:
+        raise errors.too_deep() from error
 
 
 def _expected_output(fields: dict[str, Any]) -> int:

@@ -12,8 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import inf
 from random import Random
-from types import TracebackType
-from typing import TYPE_CHECKING, Final, NamedTuple, Self
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from forebay_api.objective import Outcome
 from forebay_router import errors
@@ -45,7 +44,7 @@ ATTENTION_S: Final = 0.1
 
 @dataclass(slots=True)
 class Place:
-    """The leases of one attempt. A context manager: every lease is released once, on any exit."""
+    """The leases of one attempt, given back once, on any exit."""
 
     lease: Lease[Worker]
     """On the worker that answers the client."""
@@ -59,6 +58,8 @@ class Place:
     """It is of low priority, and counted as such on its worker."""
     failed: bool = False
     """Its failure has been told to the guard."""
+    trials: tuple[Worker, ...] = ()
+    """Its workers that are not sound and are tried with it."""
 
     @property
     def pools(self) -> tuple[PoolStats, ...]:
@@ -98,14 +99,8 @@ class Place:
         self.lease.release()
         if self.filler:
             self.lease.worker.fillers -= 1
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.release()
+        for worker in self.trials:  # those whose answer or failure was told are on trial no more
+            self.guard.undecided(worker)
 
 
 class Leaning(NamedTuple):
@@ -171,9 +166,7 @@ class Placing:
             raise errors.no_worker(model or "", retry_after_s=max(1, round(self.hold_s / 2))) from error
         if service is not None:
             return service
-        if model is None:
-            raise errors.bad_body("The field `model` is required; GET /v1/models lists the models.", "model")
-        raise errors.unknown_model(model)
+        raise errors.no_service(model)
 
     async def _table_change(self) -> None:
         if len(self._unknown) >= self.hold_limit:
@@ -338,9 +331,9 @@ class Placing:
             place.filler = True
             worker.fillers += 1
         if not (worker.health.sound and prefiller.health.sound):
-            for one in {worker, prefiller}:
-                if not one.health.sound:
-                    self.guard.try_out(one)
+            place.trials = tuple(one for one in {worker, prefiller} if not one.health.sound)
+            for one in place.trials:
+                self.guard.try_out(one)
         return place
 
     # -- what becomes of them -----------------------------------------------------------------------------------------
@@ -364,7 +357,3 @@ class Placing:
                 place.prefill.worker.health.succeeded()
         elif record.reason is not None and not 400 <= record.status < 500:
             self.guard.failed(worker, record.reason, "the answer was not whole")
-        else:
-            for lease in (place.lease, place.prefill):
-                if lease is not None and not lease.worker.health.sound:
-                    self.guard.undecided(lease.worker)

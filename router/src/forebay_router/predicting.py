@@ -160,7 +160,7 @@ def predict(candidates: Sequence[Candidate], demand: Demand, now_s: float) -> li
             ttft_s += pool.adapter_s
         later_s = 0.0
         if own_s > NOTHING_S:
-            strain = speed.traffic.strain(now_s)
+            strain = speed.strain(now_s)
             later_s = strain * own_s * (wait_s + own_s / 2)
             if displacement is not None:
                 later_s += displacement.of(one.uid) * own_s * (1 + strain * own_s / 2)

@@ -18,6 +18,7 @@ import random
 import signal
 import socket
 import sys
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -47,6 +48,7 @@ from forebay_router.relay import Tools
 from forebay_router.replies import Cors
 from forebay_router.router import ClientLimits, Router
 from forebay_router.settings import Settings
+from forebay_router.supervision import Background
 from forebay_router.table import Timeouts, WorkerTable
 from forebay_router.upstream import Upstreams
 
@@ -138,10 +140,12 @@ def build_discovery(settings: Settings, table: WorkerTable, tools: Tools) -> Dis
     if settings.kubernetes:
         from forebay_router.discovery.kubernetes import KubernetesDiscovery  # noqa: PLC0415 - 0.5 s that static mode spares
 
-        return KubernetesDiscovery(table, settings.namespaces, upstreams)
+        return KubernetesDiscovery(table, settings.namespaces, upstreams, supervisor=tools.supervisor)
     port = settings.kv_events_port
     layout = Layout(tuple(Address(url, role, kv_events_port=port) for url, role in settings.workers))
-    discovery = StaticDiscovery(table, layout, defaults, upstreams, settings.probe_interval_s)
+    discovery = StaticDiscovery(
+        table, layout, defaults, upstreams, settings.probe_interval_s, supervisor=tools.supervisor
+    )
     if settings.worker_file is not None:
         tls = settings.protection.worker_authority is not None
         protection.follow_workers(WorkerFile(settings.worker_file, defaults, tls=tls), discovery.take)
@@ -170,9 +174,10 @@ class Process:
         self.router = build_router(self.settings)
         self.discovery = build_discovery(self.settings, self.router.table, self.router.tools)
         tools = self.router.tools
-        self.router.mesh = build_mesh(self.settings.replica, self.router.table, tools.placing.index)
-        self.watch = Watch(self.router.table, tools.placing.guard, tools.upstreams)
-        self.kv_events = KvEvents(self.router.table, tools.placing.index.precise, tools.upstreams)
+        self.router.mesh = build_mesh(self.settings.replica, self.router.table, tools.placing.index, tools.supervisor)
+        kept = tools.supervisor
+        self.watch = Watch(self.router.table, tools.placing.guard, tools.upstreams, supervisor=kept)
+        self.kv_events = KvEvents(self.router.table, tools.placing.index.precise, tools.upstreams, supervisor=kept)
 
     def on_signal(self) -> None:
         """Drain; at once the second time."""
@@ -192,15 +197,7 @@ class Process:
         control, control_sockets = self._control(part)
         log.info("router listens", extra={"data": str(self.listen_address), "control": str(self.control_address)})
         async with asyncio.TaskGroup() as tasks:
-            background = [
-                tasks.create_task(self.discovery.run(), name="discovery"),
-                tasks.create_task(self.router.sweep(), name="sweep"),
-                tasks.create_task(self.kv_events.run(), name="kv events"),
-                tasks.create_task(self.watch.run(), name="watch"),
-                tasks.create_task(protection.follow(), name="files"),
-            ]
-            if self.router.mesh is not None:
-                background.append(tasks.create_task(self.router.mesh.run(), name="mesh"))
+            background = self._begin_background(tasks)
             serving = tasks.create_task(control.serve(sockets=control_sockets), name="control")
             await self.stop.wait()
             await self._drain(server, connections)
@@ -217,6 +214,21 @@ class Process:
         if tools.placing.tokenizers is not None:
             tools.placing.tokenizers.close()
         await asyncio.sleep(0)
+
+    def _begin_background(self, tasks: asyncio.TaskGroup) -> list[asyncio.Task[None]]:
+        """All that runs beside the requests, until it is cancelled."""
+        router, kept = self.router, self.router.tools.supervisor
+        loops: list[tuple[Background, Callable[[], Awaitable[None]]]] = [
+            (Background.DISCOVERY, self.discovery.run),
+            (Background.TIME_LIMITS, router.sweep),
+            (Background.KV_EVENTS, self.kv_events.run),
+            (Background.WATCH, self.watch.run),
+            (Background.FILES, router.tools.protection.follow),
+        ]
+        begun = [tasks.create_task(kept.keep(*one), name=one[0].value) for one in loops]
+        if router.mesh is not None:
+            begun.append(tasks.create_task(router.mesh.run(), name=Background.MESH.value))
+        return begun
 
     def _control(self, part: Part | None) -> tuple[ControlServer, list[socket.socket] | None]:
         """The control port: TCP, or a socket file for the parent."""

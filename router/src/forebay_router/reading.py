@@ -38,10 +38,8 @@ class Received:
     """Monotonic time at which it was complete."""
     refused: errors.RequestRefused | None = None
     """Set when the request is not valid HTTP, too large, or brings no valid key."""
-    tenant: str = ""
-    """Whose request it is; empty where no keys are asked for."""
     grant: Grant | None = None
-    """What its key allows; None where no keys are asked for."""
+    """Whose request it is and what its key allows; None where no keys are asked for."""
     held_bytes: int = 0
     """What its body takes of the memory for bodies."""
 
@@ -116,11 +114,19 @@ class RequestReader:
 
     def feed(self, data: bytes) -> None:
         """One read; complete requests are in `ready` afterwards."""
+        rest: bytes | memoryview = data
+        while rest:
+            rest = self._feed_some(rest)
+
+    def _feed_some(self, data: bytes | memoryview) -> bytes | memoryview:
+        """Up to the next request that offers an upgrade; returns what is behind its head."""
         self._read_bytes = self._head_bytes + len(data)
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
-            self._go_on_past_upgrade(data[upgrade.args[0] :])
+            if not self.ended:
+                self._go_on_past_upgrade()
+                return memoryview(data)[upgrade.args[0] :]
         except httptools.HttpParserError as error:
             if not (self.ready and not self.ready[-1].keep_alive):
                 self.refuse(errors.bad_http(str(error) or "unreadable"))
@@ -129,6 +135,7 @@ class RequestReader:
                 self._head_bytes = self._read_bytes
                 if self._head_bytes > self._limits.head_bytes:
                     self.refuse(errors.head_too_large(self._limits.head_bytes))
+        return b""
 
     def refuse(self, refused: errors.RequestRefused) -> None:
         """End with an error answer, after the requests that are complete."""
@@ -156,19 +163,15 @@ class RequestReader:
         self._receiving = None
         self._body = []
 
-    def _go_on_past_upgrade(self, rest: bytes) -> None:
-        """The parser has stopped behind the head of a request that offers an upgrade; the body follows."""
-        if self.ended:
-            return
+    def _go_on_past_upgrade(self) -> None:
+        """The parser has stopped behind the head of a request that offers an upgrade; its body, if it has one, follows."""
         self._parser = httptools.HttpRequestParser(self)
         if self._receiving is None:
-            if rest:
-                self.feed(rest)
             return
         length = self._receiving.fields.get(b"content-length", b"0")
         framing = b"Transfer-Encoding: chunked" if self._chunked else b"Content-Length: " + length
         self._resumed = True
-        self.feed(b"POST / HTTP/1.1\r\n%b\r\n\r\n%b" % (framing, rest))
+        self._parser.feed_data(b"POST / HTTP/1.1\r\n%b\r\n\r\n" % framing)
 
     # -- httptools ----------------------------------------------------------------------------------------------------
 

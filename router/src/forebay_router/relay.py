@@ -40,6 +40,7 @@ from forebay_router.protection import Admission, Protection
 from forebay_router.reading import Received
 from forebay_router.reply import Reply
 from forebay_router.sse import EventScanner
+from forebay_router.supervision import Supervisor
 from forebay_router.table import Service
 from forebay_router.upstream import Upstreams
 from forebay_router.usage import read_facts, with_cached_tokens
@@ -71,6 +72,8 @@ class Tools:
     explain: bool = True
     """Answer `x-forebay-explain: 1` with a header that tells the choice."""
     protection: Protection = field(kw_only=True)
+    supervisor: Supervisor = field(default_factory=Supervisor)
+    """Keeps what runs beside the requests."""
     tracing: "Tracing | None" = None
     """Makes spans; None when that is off."""
 

@@ -18,7 +18,9 @@ from typing import Any, Final
 
 import orjson
 
+from forebay_router import errors
 from forebay_router.parsing import ParsedRequest
+from forebay_router.serialising import TooDeepError, serialise
 from forebay_router.usage import read_usage
 
 TRANSFER_KEY: Final = "kv_transfer_params"
@@ -59,7 +61,7 @@ def scrub(request: ParsedRequest) -> None:
     for holder in holders:
         for name in _REMOVED:
             holder.pop(name, None)
-    request.body = orjson.dumps(fields)
+    request.body = _written(fields)
 
 
 def wants_usage(request: ParsedRequest) -> bool:
@@ -80,7 +82,7 @@ def ask_for_usage(request: ParsedRequest) -> bool:
     if options is not None and not isinstance(options, dict):
         return False
     fields["stream_options"] = {**(options or {}), "include_usage": True}
-    request.body = orjson.dumps(fields)
+    request.body = _written(fields)
     return True
 
 
@@ -94,7 +96,15 @@ def prefill_body(fields: dict[str, Any]) -> bytes:
     if leg.get("n") is not None:
         leg["n"] = 1
     leg[TRANSFER_KEY] = PREFILL_PARAMS
-    return orjson.dumps(leg)
+    return _written(leg)
+
+
+def _written(fields: dict[str, Any]) -> bytes:
+    """A body of the client's, changed; raises RequestRefused when it is too deep."""
+    try:
+        return serialise(fields)
+    except TooDeepError as error:
+        raise errors.too_deep() from error
 
 
 def read_prefill_answer(body: bytes) -> tuple[dict[str, Any] | None, int | None]:
@@ -111,8 +121,11 @@ def read_prefill_answer(body: bytes) -> tuple[dict[str, Any] | None, int | None]
 
 
 def decode_body(body: bytes, params: dict[str, Any] | None) -> bytes:
-    """The body of the decode leg; without params the decode worker computes the prompt itself."""
-    return body if params is None else splice(body, TRANSFER_KEY, orjson.dumps(params))
+    """The body of the decode leg; without params, or with some that cannot be written, it computes the prompt itself."""
+    try:
+        return body if params is None else splice(body, TRANSFER_KEY, serialise(params))
+    except TooDeepError:
+        return body
 
 
 def needs_one_worker(fields: dict[str, Any]) -> bool:

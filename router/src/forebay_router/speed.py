@@ -104,6 +104,25 @@ def deviations_for(target: float) -> float:
 
 
 @dataclass(slots=True)
+class Rate:
+    """How much of something there is a second, over the last `TRAFFIC_S`."""
+
+    value: float = 0.0
+    """At the last one."""
+    last_s: float = 0.0
+
+    def note(self, now_s: float, amount: float) -> None:
+        """So much now."""
+        kept = exp(min(0.0, self.last_s - now_s) / TRAFFIC_S)
+        self.value = self.value * kept + amount / TRAFFIC_S
+        self.last_s = now_s
+
+    def at(self, now_s: float) -> float:
+        """As it is now, nothing having come since the last one."""
+        return self.value * TRAFFIC_S / (TRAFFIC_S + max(0.0, now_s - self.last_s))
+
+
+@dataclass(slots=True)
 class PoolSpeed:
     """What the workers of one pool have in common. Live: finished requests change it."""
 
@@ -116,6 +135,10 @@ class PoolSpeed:
     """Of decode workers: seconds from the end of prefill elsewhere to the first token, by prompt tokens."""
     adapter_s: float = _ADAPTER_S
     """What loading an adapter adds to the first token."""
+    prompts: Rate = field(default_factory=Rate)
+    """That are computed, by all workers."""
+    workers: int = 1
+    """That prompts are sent to now."""
     beside: float = 0.0
     """Prompt tokens that were computed beside the last answers' sequences."""
     written: float = 0.0
@@ -211,58 +234,51 @@ class Factor:
 
 
 @dataclass(slots=True)
-class Traffic:
-    """How many prompts a worker computes, and how long it takes: what a queue does to those who come later."""
-
-    rate_per_s: float = 0.0
-    """At the last prompt."""
-    busy: float = 0.0
-    """Share of the time, at the last prompt."""
-    last_s: float = 0.0
-
-    def note(self, now_s: float, work_s: float) -> None:
-        """A prompt is sent that will take so long, its cached part left out."""
-        kept = exp(min(0.0, self.last_s - now_s) / TRAFFIC_S)
-        self.rate_per_s = self.rate_per_s * kept + 1 / TRAFFIC_S
-        self.busy = self.busy * kept + work_s / TRAFFIC_S
-        self.last_s = now_s
-
-    def strain(self, now_s: float) -> float:
-        """Prompts a second, over the share of time in which it has nothing to compute.
-
-        A prompt that takes x seconds behind a queue of w delays those that come after it by strain * x * (w + x / 2) in all: by x
-        each that comes while the queue lasts, and it lasts the longer the busier the worker is (M/G/1).
-        """
-        fading = TRAFFIC_S / (TRAFFIC_S + max(0.0, now_s - self.last_s))
-        return self.rate_per_s * fading / (1 - min(_BUSY_MAX, self.busy * fading))
-
-
-@dataclass(slots=True)
 class Speed:
     """One worker's speed. Live."""
 
     pool: PoolSpeed = field(default_factory=PoolSpeed)
     first_token: Factor = field(default_factory=Factor)
     output_token: Factor = field(default_factory=Factor)
-    traffic: Traffic = field(default_factory=Traffic)
+    busy: Rate = field(default_factory=Rate)
+    """Share of the time in which it computes prompts."""
     finished: int = 0
     """Requests that the worker has answered."""
 
+    def sent(self, now_s: float, work_s: float) -> None:
+        """A prompt is sent that will take so long, its cached part left out."""
+        self.busy.note(now_s, work_s)
+        self.pool.prompts.note(now_s, 1)
+
+    def strain(self, now_s: float) -> float:
+        """Prompts a second that will be sent here, over the share of time in which it has nothing to compute.
+
+        A prompt that takes x seconds behind a queue of w delays those that come after it by strain * x * (w + x / 2) in all: by x
+        each that comes while the queue lasts, and it lasts the longer the busier the worker is (M/G/1). Those that come are as
+        many here as elsewhere, however many came of late: by that count, whoever got long prompts would get more of them.
+        """
+        pool = self.pool
+        return pool.prompts.at(now_s) / pool.workers / (1 - min(_BUSY_MAX, self.busy.at(now_s)))
+
     def saw_first_token(self, tokens: float, seconds: float, prompts: float = 0.0) -> None:
         """A first token came after so long, with so many prompt tokens to compute until then and prompts queued ahead."""
-        self._observe(self.pool.first_token, self.first_token, (tokens, prompts), seconds)
+        self._observe(self.pool.first_token, self.first_token, (tokens, prompts), seconds, size=int(tokens))
 
-    def saw_output(self, sequences: float, token_s: float, *, tokens: int = 1, beside: float = 0.0) -> None:
-        """An answer of so many tokens took so long for each, beside so many sequences and prompt tokens computed there."""
+    def saw_output(
+        self, sequences: float, token_s: float, *, tokens: int = 1, beside: float = 0.0, prompt: int = 0
+    ) -> None:
+        """An answer of so many tokens took so long for each, beside so many sequences and prompt tokens computed there.
+
+        `prompt` is the tokens of its own prompt, which each of its steps reads.
+        """
         pool = self.pool
         pool.beside += beside - pool.beside / MEMORY
         pool.written += tokens - pool.written / MEMORY
-        self._observe(pool.output_token, self.output_token, (sequences, beside / tokens), token_s)
+        self._observe(pool.output_token, self.output_token, (sequences, beside / tokens), token_s, size=prompt)
 
-    def _observe(self, line: Line, factor: Factor, at: tuple[float, float], y: float) -> None:
+    def _observe(self, line: Line, factor: Factor, at: tuple[float, float], y: float, *, size: int) -> None:
         x, z = at
         deviation = log(min(max(y / max(SMALLEST_S, line.at(x, z)), 1 / OUTLIER), OUTLIER))
-        line.note(deviation)
-        factor.observe(deviation, line.mean)
+        factor.observe(line.note(size, deviation), line.mean)
         if line.observe(x, y / factor.value, z):
             self.pool.changed()

@@ -23,6 +23,7 @@ from typing import Any
 import orjson
 
 from forebay_router.endpoints import Dialect
+from forebay_router.serialising import TooDeepError, serialise
 from forebay_router.usage import Usage, read_usage
 
 HELD_MAX_BYTES = 1024 * 1024
@@ -173,11 +174,6 @@ class EventScanner:
         """That error is the client's (code 4xx): no other worker will see it differently."""
 
     @property
-    def held_bytes(self) -> int:
-        """Bytes of an incomplete event."""
-        return len(self._held)
-
-    @property
     def told_all(self) -> bool:
         """Its end or an error has passed: when its connection breaks afterwards, there is nothing to add."""
         return self.error is not None or (self.complete and self._dialect is not Dialect.OPAQUE)
@@ -302,12 +298,16 @@ class EventScanner:
         if not isinstance(details, dict) or details.get("cached_tokens") == self.cached_tokens:
             return event
         details["cached_tokens"] = self.cached_tokens
-        return b"data: %b\n\n" % orjson.dumps(chunk)
+        try:
+            return b"data: %b\n\n" % serialise(chunk)
+        except TooDeepError:
+            return event
 
     def _note_failure(self, chunk: dict[str, Any]) -> None:
         error = chunk.get("error")
         if error is not None and self.error is None:
-            self.error = str(error.get("message", error) if isinstance(error, dict) else error)
+            message = error.get("message", "without a message") if isinstance(error, dict) else error
+            self.error = message if isinstance(message, str) else f"of type {type(message).__name__}"
             code = error.get("code") if isinstance(error, dict) else None
             self.client_error = isinstance(code, int) and 400 <= code < 500
         if chunk.get("type") == "response.failed" and self.error is None:

@@ -5,6 +5,8 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from forebay_router.serialising import TooDeepError, serialise
+
 WHOLE_PARSE_MAX_BYTES = 64 * 1024
 """Up to this size an answer is parsed whole; above it only its usage object, which stands near the end."""
 
@@ -103,12 +105,13 @@ def read_facts(body: bytes) -> tuple[Usage | None, bool]:
 
 def with_cached_tokens(body: bytes, cached_tokens: int) -> bytes:
     """A JSON answer whose usage tells this count of cached tokens; unchanged where it tells none."""
-    answer = orjson.loads(body)
-    details = answer["usage"].get("prompt_tokens_details")
-    if not isinstance(details, dict):
+    try:
+        answer = orjson.loads(body)
+        details = answer["usage"]["prompt_tokens_details"]
+        details["cached_tokens"] = cached_tokens
+        return serialise(answer)
+    except (orjson.JSONDecodeError, LookupError, TypeError, TooDeepError):
         return body
-    details["cached_tokens"] = cached_tokens
-    return orjson.dumps(answer)
 
 
 def _usage_near_end(body: bytes) -> Usage | None:

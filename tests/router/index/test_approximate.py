@@ -1,5 +1,6 @@
 """The mirrors of workers' caches."""
 
+from collections.abc import Iterator
 from math import inf
 
 from hypothesis import settings
@@ -8,6 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from forebay_router.index.approximate import CAUTION, RESET_MISSES, ApproximateIndex, Bound, Sent
 from forebay_router.index.content import ENDS, SIZES, Content, chain
+from forebay_router.index.tree import Run
 
 
 def prompt(name: str, blocks: int = 8) -> Content:
@@ -62,7 +64,8 @@ def test_a_new_pod_has_no_credit_and_frees_the_memory():
     assert index.match(prompt("007")) == {}
     for _ in range(60):
         index.record("b", prompt("b"))
-    assert index.entries == len(index.holders.blocks) == 8
+    assert index.tree.blocks == 8
+    assert index.entries == 9, "and the run that they are"
     assert len(index.slots.names) <= 3
 
 
@@ -76,7 +79,7 @@ def test_memory_levels_off_while_a_hot_prefix_still_hits():
             index.record("a", prompt("hot"))
         assert index.entries <= 2_000
     assert index.match(prompt("hot"))["a"] == 1024
-    assert len(index.holders.blocks) <= 2_000
+    assert index.tree.blocks <= 2_000
 
 
 def test_the_bound_shrinks_by_what_was_promised_and_not_delivered():
@@ -135,10 +138,10 @@ def test_what_was_pushed_out_and_is_wanted_again_is_regretted():
     names = [f"r{at}" for at in range(60)]
     for name in names:
         index.record("a", apart(name))
-    again = [index.record("b", apart(name)) for name in names[:20]]
-    assert sum(one.regretted_bytes for one in again) > 0, "a sample of it is known to nobody any more"
-    new = [index.record("b", apart(f"new{at}")) for at in range(20)]
-    assert sum(one.regretted_bytes for one in new) == 0
+    again = [index.record("b", apart(name)) for name in names[20:40]]
+    assert [one.regretted_bytes for one in again] == [1024] * 20, "it is known to nobody any more"
+    for name in (*names[:20], *names[40:], "new"):
+        assert index.record("b", apart(name)).regretted_bytes == 0, "pushed out long ago, still held, or new"
 
 
 def test_the_bound_finds_the_engines_capacity():
@@ -236,15 +239,35 @@ class MirrorMachine(RuleBasedStateMachine):
 
     @invariant()
     def sizes_add_up(self):
-        kept = 0
-        for mirror in (*self.index.mirrors.values(), *(one for _, one in self.index._retired)):
-            kept += mirror.entries
-        assert self.index.entries == kept
-        for mirror in self.index.mirrors.values():
-            assert mirror.size_bytes == sum(size for _, size in mirror.blocks.values()) <= mirror.bound_bytes
-            assert mirror.shadow_bytes == sum(mirror.shadow.values())
-            assert all(self.index.holders.blocks[block] & mirror.bit for block in mirror.blocks)
+        index = self.index
+        mirrors = {**index.mirrors, **index._retired}
+        runs = list(runs_below(index.tree.root))
+        assert index.tree.blocks == sum(len(run.hashes) for run in runs)
+        assert index.entries == index.tree.blocks + sum(mirror.entries for mirror in mirrors.values())
+        for slot, mirror in mirrors.items():
+            assert set(mirror.held.numbers) == {run for run in runs if run.mask >> slot & 1}
+            assert set(mirror.shadow.numbers) == {run for run in runs if run.shadow >> slot & 1}
+        for mirror in index.mirrors.values():
+            assert mirror.size_bytes == sum(run.size_bytes for run in mirror.held.numbers) <= mirror.bound_bytes
+            assert (
+                mirror.shadow.size_bytes == sum(run.size_bytes for run in mirror.shadow.numbers) <= mirror.bound_bytes
+            )
+            assert not set(mirror.held.numbers) & set(mirror.shadow.numbers)
+
+    @invariant()
+    def the_tree_is_whole(self):
+        for run in runs_below(self.index.tree.root):
+            assert run.parent is not None
+            assert run.parent.end == run.start
+            assert run.parent.children[run.hashes[0]] is run
+            assert run.mask or run.shadow or run.children, "nobody knows it"
 
 
-MirrorMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+def runs_below(run: Run) -> Iterator[Run]:
+    for child in (run.children or {}).values():
+        yield child
+        yield from runs_below(child)
+
+
+MirrorMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=50, deadline=None)
 TestMirrors = MirrorMachine.TestCase

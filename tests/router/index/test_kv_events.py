@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, rule
 
 from forebay_router.index.events import Cleared, MalformedBatchError, Removed, Stored, decode_batch
 from forebay_router.index.feed import HELD_MAX, Feed
-from forebay_router.index.precise import PreciseIndex, salt_digest, token_chain
+from forebay_router.index.precise import PreciseIndex, salt_digest, token_blocks
 
 CAPTURES = Path(__file__).resolve().parents[2] / "data" / "vllm-contract" / "kv_events"
 VECTORS = sorted(CAPTURES.glob("hash_vectors_*.json"))
@@ -96,20 +96,68 @@ def test_no_payload_does_harm(payload):
         return
 
 
-@given(
-    st.recursive(
-        st.none() | st.integers(-(1 << 63), (1 << 64) - 1) | st.text(max_size=3) | st.binary(max_size=3),
-        lambda inner: (
-            st.lists(inner, max_size=4)
-            | st.dictionaries(
-                st.sampled_from(["type", "block_hashes", "token_ids", "block_size", "extra_keys", "parent_block_hash"]),
-                inner,
-            )
-        ),
-    )
+def test_a_payload_that_is_nested_without_end_is_refused():
+    with pytest.raises(MalformedBatchError):
+        decode_batch(b"\x91" * 100_000)
+
+
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers(-(1 << 63), (1 << 64) - 1) | st.text(max_size=3) | st.binary(max_size=3),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
+    max_leaves=6,
 )
-def test_no_event_does_harm(event):
-    PreciseIndex().apply("w", decode_batch(batch(event)))
+FIELDS = ("parent_block_hash", "lora_name", "extra_keys", "group_idx", "kv_cache_spec_kind", "medium")
+
+
+@st.composite
+def almost_events(draw):
+    """Events of the right form in which some fields hold anything; blocks are as many as token ids fill."""
+    hashes = draw(st.lists(st.integers(0, 3), max_size=3))
+    event = stored(hashes, [5] * (2 * len(hashes)), draw(st.none() | st.integers(0, 3)))
+    event["type"] = draw(st.sampled_from(["BlockStored", "BlockStored", "BlockRemoved", "AllBlocksCleared"]))
+    event |= draw(st.dictionaries(st.sampled_from(FIELDS), ANYTHING, max_size=2))
+    if draw(st.booleans()):
+        event["token_ids"] = draw(st.lists(ANYTHING, min_size=2 * len(hashes), max_size=2 * len(hashes)))
+    event |= draw(st.dictionaries(st.sampled_from([*event]), ANYTHING, max_size=1))
+    return [*event.values()] if draw(st.booleans()) else event
+
+
+@settings(max_examples=60)
+@given(st.lists(almost_events(), min_size=1, max_size=4))
+def test_no_event_does_harm(events):
+    index = PreciseIndex()
+    said = decode_batch(batch(*events))
+    assert said.malformed + len(said.events) == len(events)
+    index.apply("w", said)
+    index.match([5, 5, 5, 5], lora="a")
+    index.drop_worker("w")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"token_ids": ["a", "b"]},
+        {"token_ids": [-1, 2]},
+        {"token_ids": [1, 1 << 32]},
+        {"token_ids": [1.5, 2]},
+        {"token_ids": b"ab"},
+        {"parent_block_hash": [1]},
+        {"lora_name": 5},
+        {"group_idx": "full"},
+        {"kv_cache_spec_kind": [1]},
+        {"medium": {}},
+        {"extra_keys": "a"},
+        {"block_hashes": [None]},
+        {"block_size": "2"},
+    ],
+    ids=str,
+)
+def test_one_event_that_cannot_be_understood_is_counted_and_the_others_hold(wrong):
+    said = decode_batch(batch(stored([1], [1, 2]) | wrong, stored([2], [3, 4])))
+    assert said.malformed == 1
+    index = PreciseIndex()
+    index.apply("w", said)
+    assert index.match([3, 4, 5]) == {"w": 2}
 
 
 @pytest.mark.parametrize("file", VECTORS, ids=lambda path: path.stem)
@@ -306,10 +354,13 @@ TestEngines = EngineMachine.TestCase
 
 
 def test_token_chains_depend_on_everything_before():
-    one, other = token_chain([1, 2, 3, 4], 2), token_chain([9, 2, 3, 4], 2)
+    def chain(*ids: int, lora: str | None = None, salt: str | None = None) -> list[int]:
+        return list(token_blocks(ids, 2, lora, salt_digest(salt) if salt else None))
+
+    one, other = chain(1, 2, 3, 4), chain(9, 2, 3, 4)
     assert not set(one) & set(other)
-    assert token_chain([1, 2, 3, 4], 2, "a") != one
-    assert token_chain([1, 2, 3, 4], 2, None, salt_digest("s"))[1] != one[1]
+    assert chain(1, 2, 3, 4, lora="a") != one
+    assert chain(1, 2, 3, 4, salt="s")[1] != one[1]
 
 
 # -- order ------------------------------------------------------------------------------------------------------------
@@ -326,6 +377,11 @@ class Heard:
     def _forget(self) -> None:
         self.forgotten += 1
         self.known.clear()
+
+    def reconnect(self) -> None:
+        """As a subscription that ends and is made anew."""
+        self._forget()
+        self.feed = Feed(apply=self.known.append, forget=self._forget)
 
 
 def test_messages_in_order_are_applied():
@@ -390,14 +446,6 @@ def test_numbers_that_go_back_mean_a_restart(again):
     assert heard.known == [b"new"]
 
 
-def test_a_broken_connection_means_that_nothing_is_known():
-    heard = Heard()
-    heard.feed.live(0, b"0")
-    heard.feed.disconnected()
-    assert heard.known == []
-    assert heard.feed.connected() == 0
-
-
 def test_what_is_held_is_bounded():
     heard = Heard()
     heard.feed.live(0, b"0")
@@ -424,6 +472,6 @@ def test_whatever_is_lost_the_known_is_one_run_of_an_engines_messages(data):
                         heard.feed.replayed(past, b"%d.%d" % (life, past))
                     heard.feed.replay_over()
         if data.draw(st.booleans()):
-            heard.feed.disconnected()
+            heard.reconnect()
     runs = [tuple(map(int, one.split(b"."))) for one in heard.known]
     assert all(after[1] == before[1] + 1 for before, after in pairwise(runs))

@@ -127,7 +127,7 @@ async def test_a_replica_that_comes_later_is_told_what_is_held():
                 client.leave()
                 await until(lambda: loads(second) == [0], "its end is heard of")
             await until(lambda: not known(first), "the farewell is heard", bound_s=EXPIRY_S / 2)
-            assert mesh(first).peers.counts.expired_peers == 0
+            assert mesh(first).peers.counts.expired == 0
 
 
 async def test_a_replica_that_takes_anothers_place_knows_where_prompts_went():

@@ -12,6 +12,7 @@ from forebay_router.options import HostPort
 from forebay_router.processes.hub import Hub
 from forebay_router.processes.part import Part, hub_addresses
 from forebay_router.replicas import ReplicaSettings
+from forebay_router.supervision import Supervisor
 from tests.router.harness import running, until
 from tests.router.mesh.test_sockets import free_ports, known
 from tests.router.scripted import hello, workers
@@ -74,7 +75,7 @@ async def test_a_replica_elsewhere_and_a_child_hear_each_other_through_the_paren
             processes=2,
             part=Part(1, str(tmp_path)),
         )
-        mesh = build_mesh(settings, child.table, child.process.router.tools.placing.index)
+        mesh = build_mesh(settings, child.table, child.process.router.tools.placing.index, Supervisor())
         assert mesh is not None
         task = asyncio.create_task(mesh.run())
         await until(lambda: mesh.peers.known and known(replica), "they hear each other")

@@ -8,7 +8,7 @@ import pytest
 
 from forebay_simulator.engine.measured_run import VARIANTS, read_measured, replay, table
 
-MEASURED = read_measured(Path(__file__).parents[2] / "data/traces/h100_llama31_8b_vllm0110_measured.csv.gz")
+MEASURED = read_measured(Path(__file__).parents[2] / "data/capacity/h100_llama31_8b_vllm0110_measured.csv.gz")
 CACHED, PLAIN, LARGER = VARIANTS
 
 

@@ -24,12 +24,18 @@ class ApiServer:
 
     @classmethod
     async def connect(cls, kubeconfig: str | None = None) -> "ApiServer":
-        """With the given kubeconfig, else the pod's credentials, else the current kubeconfig."""
+        """With the given kubeconfig, else the pod's credentials, else the current kubeconfig; without any the program ends."""
         configuration = kubernetes_client.Configuration()
-        if kubeconfig is None and os.environ.get("KUBERNETES_SERVICE_HOST"):
-            kubernetes_config.load_incluster_config(client_configuration=configuration)
-        else:
-            await kubernetes_config.load_kube_config(kubeconfig, client_configuration=configuration)
+        try:
+            if kubeconfig is None and os.environ.get("KUBERNETES_SERVICE_HOST"):
+                kubernetes_config.load_incluster_config(client_configuration=configuration)
+            else:
+                await kubernetes_config.load_kube_config(kubeconfig, client_configuration=configuration)
+        except kubernetes_config.ConfigException as error:
+            raise SystemExit(
+                f"forebay-router: no credentials for the API server: {error}; "
+                "run in a pod with a service account, or set KUBECONFIG"
+            ) from error
         configuration.retries = False
         return cls(kubernetes_client.ApiClient(configuration))
 

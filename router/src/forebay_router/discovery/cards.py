@@ -20,7 +20,9 @@ async def read_cards(upstreams: Upstreams, peer: Peer, *, timeout_s: float) -> C
     except orjson.JSONDecodeError as error:
         raise WorkerFailure(FailureReason.BAD_ANSWER, f"{peer.name} lists its models in no JSON") from error
     listed = told.get("data") if isinstance(told, dict) else None
-    cards = tuple(card for card in listed or () if isinstance(card, dict) and isinstance(card.get("id"), str))
+    if not isinstance(listed, list):
+        listed = []
+    cards = tuple(card for card in listed if isinstance(card, dict) and isinstance(card.get("id"), str))
     if answer.status != 200 or not cards:
         raise WorkerFailure(FailureReason.BAD_ANSWER, f"{peer.name} lists no model (status {answer.status})")
     return cards

@@ -12,6 +12,7 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from forebay_api import names
 from forebay_api.acceleratorclass import AcceleratorClassSpec
@@ -20,6 +21,7 @@ from forebay_router.discovery.cards import read_cards
 from forebay_router.discovery.listwatch import Api, Follower, Object
 from forebay_router.discovery.objects import read_service, read_worker, service_key
 from forebay_router.errors import WorkerFailure
+from forebay_router.supervision import Background, Supervisor
 from forebay_router.table import ServiceKey, Worker, WorkerSpec, WorkerState, WorkerTable
 from forebay_router.upstream import Upstreams
 
@@ -41,6 +43,7 @@ class KubernetesDiscovery:
     upstreams: Upstreams
     api: Api | None = None
     """The API server; connected to when absent."""
+    supervisor: Supervisor = field(default_factory=Supervisor)
     invalid: int = 0
     """Objects that could not be understood, so far."""
     _workers: dict[str, WorkerSpec] = field(default_factory=dict)
@@ -73,6 +76,7 @@ class KubernetesDiscovery:
 
     async def _follow(self, api: Api) -> None:
         rng = random.Random()  # noqa: S311 - jitter
+        self._followers = []
         for namespace in self.namespaces or ("",):
             scope = f"/namespaces/{namespace}" if namespace else ""
             services = f"/apis/{names.API_VERSION}{scope}/{names.MODEL_SERVICE_PLURAL}"
@@ -213,7 +217,8 @@ class KubernetesDiscovery:
         asked: set[str] = set()
         while True:
             batch = self._next_for_cards(asked)
-            await asyncio.gather(*(self._ask_worker(one) for one in batch))
+            attempt = self.supervisor.attempt
+            await asyncio.gather(*(attempt(Background.DISCOVERY, partial(self._ask_worker, one)) for one in batch))
             await asyncio.sleep(CARDS_INTERVAL_S)
 
     def _next_for_cards(self, asked: set[str]) -> list[Worker]:

@@ -17,6 +17,7 @@ import logging
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from urllib.parse import urlsplit
 
 from forebay_api.modelservice import Role
@@ -24,6 +25,7 @@ from forebay_api.objective import Objective
 from forebay_router.discovery.cards import Cards, read_cards
 from forebay_router.errors import WorkerFailure
 from forebay_router.peer import Peer
+from forebay_router.supervision import Background, Supervisor
 from forebay_router.table import ServiceKey, ServiceSpec, Timeouts, WorkerSpec, WorkerState, WorkerTable, WorkerUid
 from forebay_router.upstream import Upstreams
 
@@ -115,6 +117,7 @@ class StaticDiscovery:
     upstreams: Upstreams
     interval_s: float
     timeout_s: float = 2.0
+    supervisor: Supervisor = field(default_factory=Supervisor)
     failures: int = 0
     """Failed probes so far."""
     _known: dict[Address, _Known] = field(default_factory=dict)
@@ -139,7 +142,11 @@ class StaticDiscovery:
             if address not in self._known:
                 known = self._known[address] = _Known(address, Peer(address.url, address.host, address.port))
                 if self._tasks is not None:
-                    known.watch = self._tasks.create_task(self._watch(known))
+                    self._begin(known, self._tasks)
+
+    def _begin(self, known: _Known, tasks: asyncio.TaskGroup) -> None:
+        """Probe it from now on."""
+        known.watch = tasks.create_task(self.supervisor.keep(Background.DISCOVERY, partial(self._watch, known)))
 
     def _forget(self, known: _Known) -> None:
         if known.watch is not None:
@@ -175,12 +182,15 @@ class StaticDiscovery:
 
     async def run(self) -> None:
         """Probe for ever."""
-        async with asyncio.TaskGroup() as tasks:
-            self._tasks = tasks
-            tasks.create_task(self._give_up_waiting())
-            for known in self._known.values():
-                known.watch = tasks.create_task(self._watch(known))
-            await asyncio.get_running_loop().create_future()  # a file may add workers at any time
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                self._tasks = tasks
+                tasks.create_task(self._give_up_waiting())
+                for known in self._known.values():
+                    self._begin(known, tasks)
+                await asyncio.get_running_loop().create_future()  # a file may add workers at any time
+        finally:
+            self._tasks = None
 
     async def _give_up_waiting(self) -> None:
         await asyncio.sleep(GRACE_S)
@@ -205,7 +215,7 @@ class StaticDiscovery:
         known.misses += 1
         if failure.refused:
             self._note(known, healthy=False)
-        elif known.misses >= PATIENCE and known.uid is not None:
+        elif known.misses == PATIENCE and known.uid is not None:
             log.warning("worker does not answer", extra={"worker": known.address.url})
             self._set_state(known.uid, WorkerState.NOT_READY)
 

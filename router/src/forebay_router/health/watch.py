@@ -12,7 +12,9 @@ request.
 import asyncio
 import logging
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 import orjson
@@ -22,6 +24,7 @@ from forebay_router.health.breaker import Cause, Condition
 from forebay_router.health.frozen import LIMITS, Limits, Pulse, read_counters
 from forebay_router.health.guard import Guard
 from forebay_router.peer import Peer
+from forebay_router.supervision import Background, Supervisor
 from forebay_router.table import Worker, WorkerTable
 from forebay_router.upstream import Upstreams
 
@@ -41,6 +44,8 @@ class _Watched:
     pulse: Pulse
     peer: Peer
     """Connections of the watch's own: those for requests would look like requests."""
+    asked_s: float = 0.0
+    """When it was asked last."""
 
 
 @dataclass(slots=True)
@@ -53,6 +58,7 @@ class Watch:
     limits: Limits = LIMITS
     round_s: float = ROUND_S
     sign_timeout_s: float = SIGN_TIMEOUT_S
+    supervisor: Supervisor = field(default_factory=Supervisor)
     watched: dict[str, _Watched] = field(default_factory=dict)
     """By worker uid."""
 
@@ -76,9 +82,19 @@ class Watch:
                 quiet.append(worker)
         if quiet or resting:
             await asyncio.gather(
-                *(self._look(worker) for worker in quiet[:AT_ONCE_MAX]),
-                *(self._ask_for_sign(worker) for worker in resting[:AT_ONCE_MAX]),
+                *(self._attempt(self._look, worker) for worker in self._next(quiet, now_s)),
+                *(self._attempt(self._ask_for_sign, worker) for worker in self._next(resting, now_s)),
             )
+
+    async def _attempt(self, ask: Callable[[Worker], Awaitable[None]], worker: Worker) -> None:
+        await self.supervisor.attempt(Background.WATCH, partial(ask, worker))
+
+    def _next(self, workers: list[Worker], now_s: float) -> list[Worker]:
+        """Who is asked now: those that have waited longest for it, so that everybody's turn comes."""
+        chosen = sorted(workers, key=lambda worker: self.watched[worker.spec.uid].asked_s)[:AT_ONCE_MAX]
+        for worker in chosen:
+            self.watched[worker.spec.uid].asked_s = now_s
+        return chosen
 
     def observe(self, now_s: float) -> None:
         """Note what has moved since the last look."""
@@ -146,7 +162,9 @@ class Watch:
 
     async def _ask_for_sign(self, worker: Worker) -> None:
         """Ask a frozen worker for one token."""
-        service = self.table.services[worker.spec.service]
+        service = self.table.services.get(worker.spec.service)
+        if service is None:
+            return  # deleted meanwhile
         body = orjson.dumps({"model": service.spec.models[0], "prompt": "a", "max_tokens": 1})
         peer = self.watched[worker.spec.uid].peer
         request = _SIGN % (peer.host_line, self.upstreams.access.authorization, len(body)) + body

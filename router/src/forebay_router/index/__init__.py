@@ -1,7 +1,9 @@
 """Which worker has how much of a prompt in its KV cache.
 
 content      request -> chained hashes of its prompt's blocks, without tokenising
-holders      block hash -> set of workers; the walk along a chain
+tree         prompts' chains as a tree of runs, and who holds each run
+recency      runs in the order in which they go
+holders      sets of workers; engines' own block hashes -> who holds them
 approximate  what this router sent where, corrected by the cached tokens that answers tell
 feed         sequence numbers of one engine's KV events: gaps, replays, restarts
 events       KV event batches as engines spell them

@@ -1,11 +1,12 @@
 """What workers probably hold, from what this router sent them.
 
 A prompt sent to a worker is in that worker's cache from then on, until the cache has taken in so much else that the least
-recently used content has gone. So every worker has a mirror of its cache: its blocks in order of use, heads of prompts more
-recent than their tails (engines free the tail first), bounded by the bytes of prompts that its KV cache is thought to hold.
+recently used content has gone. So every worker has a mirror of its cache: the runs of blocks that it holds (`tree`) in order of
+use (`recency`), heads of prompts more recent than their tails (engines free the tail first), bounded by the bytes of prompts that
+its KV cache is thought to hold. A run that has to go in part is split.
 
 How much that is may be unknown, or known from the engine only in tokens; running requests and answers take a share of it too.
-So the bound learns. Behind the mirror stands a shadow of the blocks that were dropped last. After each answer that tells its
+So the bound learns. Behind the mirror stands a shadow of the runs that were dropped last. After each answer that tells its
 cached tokens
 
     bound -= content that was predicted and not delivered       (the engine had dropped it already)
@@ -17,17 +18,19 @@ router never sent, and says nothing; unless nothing of the prompt was known at a
 What one of the last few answered prompts had put there cannot have been pushed out yet. A worker that misses such predictions
 entirely, `RESET_MISSES` in a row, has lost its cache and is forgotten; its bound stays.
 
-Memory. All mirrors and shadows together hold at most `entries_max` blocks; beyond it the largest gives up its oldest. A worker
-that has gone is forgotten in small steps.
+Memory. An entry is a block in the tree, or a run in one worker's mirror or shadow. There are at most `entries_max`; beyond it the
+largest mirror gives up its oldest runs, those of its shadow first. A worker that has gone is forgotten in small steps.
 """
 
-from collections import OrderedDict, deque
+from collections import deque
 from dataclasses import dataclass, field
 from math import inf
 from typing import Final
 
-from forebay_router.index.content import ENDS, SIZES, Content
-from forebay_router.index.holders import Holders, Slots, slots_in
+from forebay_router.index.content import ENDS, Content
+from forebay_router.index.holders import Slots, slots_in
+from forebay_router.index.recency import Recency
+from forebay_router.index.tree import Run, RunTree
 
 RESET_MISSES: Final = 2
 FRESH: Final = 8
@@ -37,10 +40,7 @@ SHADOW_SHARE: Final = 1.0
 CAUTION: Final = 0.25
 """A promise that is not kept counts so much against one that was not made: nobody is sent where nothing is promised, so that the
 latter are hardly ever seen, and they cost a prompt's computation while the former cost a place in a queue."""
-SAMPLE: Final = 16
-"""One block of so many is looked for when it comes back."""
 _FORGET_PER_STEP: Final = 64
-_YIELD_PER_STEP: Final = 32
 
 
 @dataclass(slots=True)
@@ -83,15 +83,19 @@ class Mirror:
     bit: int
     bound: Bound
     """Shared by the workers of a pool."""
-    blocks: OrderedDict[int, tuple[int, int]] = field(default_factory=OrderedDict)
-    """Hash -> (number of the prompt that used it last, bytes), least recently used first."""
-    size_bytes: int = 0
-    shadow: OrderedDict[int, int] = field(default_factory=OrderedDict)
-    shadow_bytes: int = 0
+    held: Recency = field(default_factory=Recency)
+    """By the number of the prompt that used a run last."""
+    shadow: Recency = field(default_factory=Recency)
+    """By the number of the prompt that pushed a run out."""
     answered: deque[tuple[int, ...]] = field(default_factory=lambda: deque(maxlen=FRESH))
     """Chains of the last answered prompts."""
     misses: int = 0
     """Predictions of fresh content in a row that missed entirely."""
+
+    def answered_with(self, chain: tuple[int, ...], blocks: int) -> bool:
+        """One of the last answered prompts has the first blocks of this chain."""
+        last = chain[blocks - 1]
+        return any(len(other) >= blocks and other[blocks - 1] == last for other in self.answered)
 
     @property
     def bound_bytes(self) -> float:
@@ -99,9 +103,19 @@ class Mirror:
         return self.bound.size_bytes
 
     @property
+    def size_bytes(self) -> int:
+        """Prompt bytes that the worker is thought to hold now."""
+        return self.held.size_bytes
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of them; counted anew each time."""
+        return sum(len(run.hashes) for run in self.held.numbers)
+
+    @property
     def entries(self) -> int:
-        """Blocks kept, the shadow's included."""
-        return len(self.blocks) + len(self.shadow)
+        """Runs kept, the shadow's included."""
+        return len(self.held) + len(self.shadow)
 
 
 @dataclass(slots=True)
@@ -119,7 +133,7 @@ class Sent:
     victim: int = 0
     """Number of the prompt that had used last what gave way last."""
     regretted_bytes: int = 0
-    """Content of it that no worker holds any more, though it was pushed out of late only; estimated from a sample."""
+    """Content of it that no worker holds any more, though it was pushed out of late only."""
 
 
 @dataclass(slots=True)
@@ -127,20 +141,23 @@ class ApproximateIndex:
     """The mirrors of all workers."""
 
     entries_max: int
-    holders: Holders = field(default_factory=Holders)
+    tree: RunTree = field(default_factory=RunTree)
     slots: Slots = field(default_factory=Slots)
     mirrors: dict[int, Mirror] = field(default_factory=dict)
-    entries: int = 0
-    """Blocks kept over all mirrors and shadows."""
     resets: int = 0
     """Workers that were found to have lost their cache, so far."""
     records: int = 0
-    """Prompts that were sent so far: the clock of `Mirror.blocks`."""
+    """Prompts that were sent so far: the clock of `Mirror.held`."""
     victims: dict[str, int] = field(default_factory=dict)
     """Worker -> when what it pushed out last had been used last, for workers whose cache is full."""
-    _ghosts: OrderedDict[int, int] = field(default_factory=OrderedDict)
-    """A sample of the blocks that no worker holds any more, the last ones."""
-    _retired: list[tuple[int, Mirror]] = field(default_factory=list)
+    _places: int = 0
+    """Runs in all mirrors and shadows."""
+    _retired: dict[int, Mirror] = field(default_factory=dict)
+
+    @property
+    def entries(self) -> int:
+        """Blocks in the tree, and runs in mirrors and shadows."""
+        return self.tree.blocks + self._places
 
     # -- workers ------------------------------------------------------------------------------------------------------
 
@@ -163,24 +180,28 @@ class ApproximateIndex:
         if slot is not None:
             mirror = self.mirrors.pop(slot)
             mirror.bound.workers -= 1
-            self._retired.append((slot, mirror))
+            self._retired[slot] = mirror
 
     def _forget_some(self) -> None:
-        slot, mirror = self._retired[-1]
-        for _ in range(min(_FORGET_PER_STEP, len(mirror.blocks))):
-            block, _ = mirror.blocks.popitem()
-            self.holders.discard(block, mirror.bit)
-            self.entries -= 1
-        if not mirror.blocks:
-            self.entries -= len(mirror.shadow)
+        slot, mirror = next(iter(self._retired.items()))
+        for _ in range(min(_FORGET_PER_STEP, mirror.entries)):
+            if mirror.held.numbers:
+                run, _ = mirror.held.numbers.popitem()
+                run.mask &= ~mirror.bit
+            else:
+                run, _ = mirror.shadow.numbers.popitem()
+                run.shadow &= ~mirror.bit
+            self._places -= 1
+            self.tree.let_go(run)
+        if not mirror.entries:
             self.slots.free(slot)
-            self._retired.pop()
+            del self._retired[slot]
 
     # -- predicting ---------------------------------------------------------------------------------------------------
 
     def levels(self, content: Content) -> list[tuple[int, int]]:
         """(bit set of workers that probably hold at least so many blocks of the prompt, blocks), fewest first."""
-        return self.holders.walk(content.hashes)
+        return self.tree.levels(content.hashes)
 
     def match(self, content: Content) -> dict[str, int]:
         """Worker -> bytes of the prompt that it probably holds, for those that hold any."""
@@ -203,48 +224,60 @@ class ApproximateIndex:
         if slot is None:
             return Sent(0, 0)
         mirror = self.mirrors[slot]
-        sent = self._state_of(mirror, content)
+        hashes, bit, numbers = content.hashes, mirror.bit, mirror.held.numbers
+        sent = Sent(0, 0)
         self.records += 1
-        use = (self.records, 0)
-        blocks, shadow, hashes, bit = mirror.blocks, mirror.shadow, content.hashes, mirror.bit
-        holders = self.holders.blocks
-        for index in range(len(hashes) - 1, -1, -1):
-            block = hashes[index]
-            size = SIZES[index]
-            if use[1] != size:  # one object for many blocks
-                use = (self.records, size)
-            known = block in blocks
-            blocks[block] = use
-            if known:
-                blocks.move_to_end(block)
-                continue
-            mirror.size_bytes += size
-            held = holders.get(block, 0)
-            holders[block] = held | bit
-            if not held and block % SAMPLE == 0 and self._ghosts.pop(block, None) is not None:
-                sent.regretted_bytes += size * SAMPLE
-            if shadow.pop(block, None) is None:
-                self.entries += 1
+        run, depth, held, behind = self.tree.root, 0, 0, 0
+        count = len(hashes)
+        while depth < count:
+            child = run.children.get(hashes[depth]) if run.children else None
+            if child is None:
+                run = self.tree.grow(run, hashes)
+                self._take_in(run, mirror, sent)
+                break
+            run = child
+            end = depth + len(run.hashes)
+            if end > count or run.hashes[-1] != hashes[end - 1]:
+                end = depth + run.followed(hashes)
+                self._split(run, end - depth)
+            if run.mask & bit:
+                numbers[run] = self.records
+                held = behind = end
             else:
-                mirror.shadow_bytes -= size
+                if behind == depth and run.shadow & bit:
+                    behind = end
+                self._take_in(run, mirror, sent)
+            depth = end
+        if behind:
+            sent.predicted_bytes = content.bytes_of(held)
+            sent.shadow_bytes = content.bytes_of(behind) - sent.predicted_bytes
+            sent.fresh = held > 0 and mirror.answered_with(hashes, held)
         self._hold_bounds(mirror, sent)
         if sent.pushed_out_bytes:
             self.victims[uid] = sent.victim
         return sent
 
-    @staticmethod
-    def _state_of(mirror: Mirror, content: Content) -> Sent:
-        held = behind = 0
-        hashes = content.hashes
-        count = len(hashes)
-        while held < count and hashes[held] in mirror.blocks:
-            held += 1
-        while held + behind < count and hashes[held + behind] in mirror.shadow:
-            behind += 1
-        predicted = content.bytes_of(held)
-        last = hashes[held - 1] if held else None
-        fresh = any(len(other) >= held and other[held - 1] == last for other in mirror.answered) if held else False
-        return Sent(predicted, content.bytes_of(held + behind) - predicted, fresh)
+    def _take_in(self, run: Run, mirror: Mirror, sent: Sent) -> None:
+        if run.shadow:
+            if not run.mask:
+                sent.regretted_bytes += run.size_bytes
+            if run.shadow & mirror.bit:
+                run.shadow ^= mirror.bit
+                mirror.shadow.remove(run)
+                self._places -= 1
+        run.mask |= mirror.bit
+        mirror.held.add(run, self.records)
+        self._places += 1
+
+    def _split(self, run: Run, blocks: int) -> Run:
+        """Returns the tail, which has its head's place in every mirror and shadow."""
+        tail = self.tree.split(run, blocks)
+        for slots, shadow in ((run.mask, False), (run.shadow, True)):
+            for slot in slots_in(slots):
+                mirror = self.mirrors.get(slot) or self._retired[slot]
+                (mirror.shadow if shadow else mirror.held).divided(run, tail)
+                self._places += 1
+        return tail
 
     def correct(self, uid: str, content: Content, sent: Sent, *, delivered_bytes: float, slack_bytes: float) -> None:
         """An answer told how much of the prompt the worker had. Differences up to the slack say nothing."""
@@ -281,20 +314,18 @@ class ApproximateIndex:
     # -- bounds -------------------------------------------------------------------------------------------------------
 
     def _hold_bounds(self, mirror: Mirror, sent: Sent | None = None) -> None:
-        before = mirror.size_bytes
+        held = mirror.held
+        before = held.size_bytes
         bound = mirror.bound
         bound.most_bytes = max(bound.most_bytes, before)
         victim = 0
         bound_bytes = bound.size_bytes
-        while mirror.size_bytes > bound_bytes:
-            victim = self._drop_oldest(mirror, keep_shadow=True)
+        while held.size_bytes > bound_bytes:
+            victim = self._push_out(mirror, held.size_bytes - bound_bytes)
         if victim and sent is not None:
-            sent.pushed_out_bytes, sent.victim = before - mirror.size_bytes, victim
-        shadow_max = bound_bytes * SHADOW_SHARE
-        while mirror.shadow_bytes > shadow_max:
-            _, size = mirror.shadow.popitem(last=False)
-            mirror.shadow_bytes -= size
-            self.entries -= 1
+            sent.pushed_out_bytes, sent.victim = before - held.size_bytes, victim
+        while mirror.shadow.size_bytes > bound_bytes * SHADOW_SHARE:
+            self._forget_shadow(mirror)
         if self._retired:
             self._forget_some()
         while self.entries > self.entries_max:
@@ -303,28 +334,30 @@ class ApproximateIndex:
             else:
                 self._yield_some(max(self.mirrors.values(), key=lambda one: one.entries))
 
-    def _yield_some(self, mirror: Mirror) -> None:
-        """The largest mirror gives up its shadow's oldest, then its own."""
-        for _ in range(min(_YIELD_PER_STEP, mirror.entries)):
-            if mirror.shadow:
-                _, size = mirror.shadow.popitem(last=False)
-                mirror.shadow_bytes -= size
-                self.entries -= 1
-            else:
-                self._drop_oldest(mirror, keep_shadow=False)
-
-    def _drop_oldest(self, mirror: Mirror, *, keep_shadow: bool) -> int:
-        """Returns the number of the prompt that had used it last."""
-        block, (used, size) = mirror.blocks.popitem(last=False)
-        mirror.size_bytes -= size
-        gone = self.holders.discard(block, mirror.bit)
-        if keep_shadow:
-            mirror.shadow[block] = size
-            mirror.shadow_bytes += size
-            if gone and block % SAMPLE == 0:
-                self._ghosts[block] = used
-                if len(self._ghosts) * SAMPLE > len(self.holders.blocks):
-                    self._ghosts.popitem(last=False)
-        else:
-            self.entries -= 1
+    def _push_out(self, mirror: Mirror, excess_bytes: float) -> int:
+        """So much of the run that goes next, or all of it, goes to the shadow. Returns the number of its last use."""
+        run, used = mirror.held.oldest()
+        kept = run.blocks_within(run.size_bytes - excess_bytes) if excess_bytes < run.size_bytes else 0
+        if kept:
+            run = self._split(run, kept)
+        assert mirror.held.pop() is run, "a tail goes before its head"
+        run.mask ^= mirror.bit
+        run.shadow |= mirror.bit
+        mirror.shadow.add(run, self.records)
         return used
+
+    def _forget_shadow(self, mirror: Mirror) -> None:
+        run = mirror.shadow.pop()
+        run.shadow ^= mirror.bit
+        self._places -= 1
+        self.tree.let_go(run)
+
+    def _yield_some(self, mirror: Mirror) -> None:
+        """The largest mirror gives up its shadow's oldest run, then its own."""
+        if mirror.shadow.numbers:
+            self._forget_shadow(mirror)
+        else:
+            run = mirror.held.pop()
+            run.mask ^= mirror.bit
+            self._places -= 1
+            self.tree.let_go(run)

@@ -27,6 +27,8 @@ from typing import Any, Final
 import orjson
 from xxhash import xxh3_64_intdigest
 
+from forebay_router.serialising import serialise
+
 BLOCK_MIN_BYTES: Final = 128
 _BLOCKS_PER_OCTAVE: Final = 64
 _CONTENT_MAX_BYTES: Final = 256 * 1024 * 1024
@@ -83,7 +85,10 @@ _CHAT_ROOT: Final = ("chat_template", "chat_template_kwargs", "documents", "reas
 
 
 def content_of(fields: Mapping[str, Any]) -> Content | None:
-    """The content of a generation request's JSON body, or None where there is none that an engine would cache."""
+    """The content of a generation request's JSON body, or None where there is none that an engine would cache.
+
+    Raises TooDeepError.
+    """
     written: bytes | None
     token_ids: tuple[int, ...] | None = None
     if "messages" in fields:
@@ -110,7 +115,7 @@ def _bytes(value: Any) -> bytes:
     """Any JSON value as bytes; equal values give equal bytes."""
     if isinstance(value, str):
         return value.encode()
-    return orjson.dumps(value, option=orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS)
+    return serialise(value, option=orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS)
 
 
 def _root(fields: Mapping[str, Any], salt: bytes | None, *, ids: bool) -> int:
@@ -137,7 +142,7 @@ def _chat(system: Any, messages: Any, tools: Any) -> bytes | None:
     for message in messages:
         if not isinstance(message, Mapping):
             return None
-        parts += ("\0", str(message.get("role")), "\0")
+        parts += ("\0", _bytes(message.get("role")).decode(), "\0")
         _write(message.get("content"), parts)
         if len(message) > 2:
             _write_rest(message, parts)

@@ -8,13 +8,15 @@ looked up by name (maps) or by position as far as the array goes, and unknown on
 An event that cannot be understood is dropped and counted, never the batch.
 """
 
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NoReturn, TypeVar
 
 import msgspec
 
 EngineHash = int | bytes
+Default = TypeVar("Default", int, str, list[Any])
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +90,7 @@ def decode_batch(payload: bytes) -> Batch:
     """A batch; raises MalformedBatchError."""
     try:
         said = _decode(payload)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise MalformedBatchError(f"not msgpack: {error}") from error
     if not isinstance(said, Sequence) or len(said) < 2 or not isinstance(said[1], list):
         raise MalformedBatchError("not [time, [events], rank]")
@@ -96,7 +98,7 @@ def decode_batch(payload: bytes) -> Batch:
     for one in said[1]:
         try:
             event = _event(one)
-        except (LookupError, TypeError, ValueError):
+        except (LookupError, TypeError, ValueError, OverflowError):
             continue
         events.append(event)
     rank = said[2] if len(said) > 2 and isinstance(said[2], int) else 0
@@ -113,7 +115,9 @@ def _event(said: Any) -> Event:
     if kind == "BlockStored":
         return _stored(fields)
     if kind == "BlockRemoved":
-        return Removed(_hashes(fields["block_hashes"]), fields.get("group_idx") or 0, fields.get("medium") or "")
+        return Removed(
+            _hashes(fields["block_hashes"]), _optional(fields, "group_idx", 0), _optional(fields, "medium", "")
+        )
     if kind == "AllBlocksCleared":
         return Cleared()
     raise ValueError(kind)
@@ -121,26 +125,45 @@ def _event(said: Any) -> Event:
 
 def _hashes(said: Any) -> tuple[EngineHash, ...]:
     hashes = tuple(said)
-    if not all(isinstance(one, (int, bytes)) for one in hashes):
+    if not all(isinstance(one, int | bytes) for one in hashes):
         raise TypeError("block hashes are numbers or bytes")
     return hashes
 
 
+def _token_ids(said: Any) -> tuple[int, ...]:
+    """TypeError or OverflowError for anything but numbers of 32 bits, as which they are hashed."""
+    return tuple(array("I", said)) if isinstance(said, list) else _refuse("token ids")
+
+
+def _optional(fields: Mapping[str, Any], name: str, default: Default) -> Default:
+    """A field of the default's type, which it has where it is left out or null."""
+    value = fields.get(name)
+    if value is None:
+        return default
+    return value if isinstance(value, type(default)) else _refuse(name)
+
+
+def _refuse(name: str) -> NoReturn:
+    raise TypeError(f"{name} of another type")
+
+
 def _stored(fields: Mapping[str, Any]) -> Stored:
     hashes = _hashes(fields["block_hashes"])
-    token_ids = tuple(fields["token_ids"])
-    size = fields["block_size"]
+    token_ids = _token_ids(fields["token_ids"])
+    size, parent = fields["block_size"], fields.get("parent_block_hash")
     if not isinstance(size, int) or size < 1 or len(token_ids) != size * len(hashes):
         raise ValueError("token_ids do not fill the blocks")
-    extra = fields.get("extra_keys") or ()
+    if not isinstance(parent, int | bytes | None):
+        _refuse("parent_block_hash")
+    extra = _optional(fields, "extra_keys", [])
     return Stored(
         hashes=hashes,
-        parent=fields.get("parent_block_hash"),
+        parent=parent,
         token_ids=token_ids,
         block_size=size,
-        lora=fields.get("lora_name"),
+        lora=_optional(fields, "lora_name", "") or None,
         extra_keys=tuple(tuple(one or ()) for one in extra) if len(extra) == len(hashes) else (),
-        group=fields.get("group_idx") or 0,
-        kind=fields.get("kv_cache_spec_kind") or "",
-        medium=fields.get("medium") or "",
+        group=_optional(fields, "group_idx", 0),
+        kind=_optional(fields, "kv_cache_spec_kind", ""),
+        medium=_optional(fields, "medium", ""),
     )

@@ -6,7 +6,8 @@ Each engine (each data-parallel rank) numbers its messages from 0. A subscriber 
     a gap                 ask for a replay from the first missing one; hold what comes meanwhile
     a number that is not  the engine has started anew with an empty cache: all that was known of it is wrong;
     above the last live   begin again, with a replay from 0 unless this is 0
-    the connection broke  the same: the engine may have gone and come back unseen
+
+A connection that breaks ends its feed, and with it all that was known: the engine may have gone and come back unseen.
 
 A replay that does not reach back far enough (the engine keeps its last `buffer_steps` messages) leaves a hole: what was known is
 dropped, since the removals in the hole are unknown, and what is stored from then on counts. The same when a replay fails.
@@ -67,10 +68,6 @@ class Feed:
             self.wanted = 0
             return 0
         return None
-
-    def disconnected(self) -> None:
-        """The connection broke."""
-        self._begin_anew()
 
     def replayed(self, sequence: int, payload: bytes) -> None:
         """A message of the replay under way."""

@@ -49,15 +49,11 @@ def salt_digest(salt: str) -> bytes:
     return xxh3_64_intdigest(salt.encode()).to_bytes(8, "big")
 
 
-def token_chain(
-    token_ids: Sequence[int], block_size: int, lora: str | None = None, salt: bytes | None = None
-) -> tuple[int, ...]:
-    """Own hashes of the full blocks of a prompt."""
-    return tuple(token_blocks(token_ids, block_size, lora, salt))
-
-
 def token_blocks(token_ids: Sequence[int], block_size: int, lora: str | None, salt: bytes | None) -> Iterator[int]:
-    """The same one by one, since a walk along the chain ends early. A salt belongs to the first block."""
+    """Own hashes of the full blocks of a prompt, one by one, since a walk along the chain ends early.
+
+    A salt belongs to the first block.
+    """
     packed = memoryview(array("I", token_ids)).cast("B")
     width = 4 * block_size
     own = token_root(block_size, lora)
@@ -100,14 +96,11 @@ class PreciseIndex:
     ranks: dict[str, dict[int, Rank]] = field(default_factory=dict)
     orphans: int = 0
     """Stored blocks whose parent was unknown, so far."""
-    malformed: int = 0
-    """Events that could not be understood, so far."""
 
     # -- from events --------------------------------------------------------------------------------------------------
 
     def apply(self, uid: str, batch: Batch) -> None:
         """A batch of a worker's events, in order."""
-        self.malformed += batch.malformed
         rank = self._rank(uid, batch.rank)
         for event in batch.events:
             if isinstance(event, Stored):

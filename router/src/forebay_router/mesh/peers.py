@@ -63,8 +63,10 @@ class Counts:
     refused: int = 0
     """Messages beyond `PEERS_MAX` peers."""
     expired_leases: int = 0
-    expired_peers: int = 0
+    expired: int = 0
+    """Peers that were silent for too long."""
     restarts: int = 0
+    """Peers that came back as others."""
 
 
 @dataclass(slots=True)
@@ -183,7 +185,7 @@ class Peers:
         """Give up those that have been silent for too long; returns them."""
         dead = [peer for peer in self.known.values() if now_s - peer.heard_s >= EXPIRY_S]
         for peer in dead:
-            self.counts.expired_peers += 1
+            self.counts.expired += 1
             self.counts.expired_leases += len(peer.claims)
             self._drop(peer, now_s)
         return dead

@@ -16,6 +16,7 @@ import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 import zmq
@@ -31,6 +32,7 @@ from forebay_router.mesh.messages import MalformedMessageError, Message, Prefill
 from forebay_router.mesh.outbox import FLUSH_S, Outbox
 from forebay_router.mesh.peers import Peers
 from forebay_router.replicas import ReplicaSettings
+from forebay_router.supervision import Background, Supervisor
 from forebay_router.table import Worker, WorkerTable
 
 log = logging.getLogger(__name__)
@@ -67,6 +69,7 @@ class Mesh:
     endpoints: Endpoints
     addresses: PeerAddresses
     name: str
+    supervisor: Supervisor = field(default_factory=Supervisor)
     clock: Callable[[], float] = time.monotonic
     outbox: Outbox = field(init=False)
     peers: Peers = field(init=False)
@@ -176,9 +179,8 @@ class Mesh:
         try:
             self._open(context)
             async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._listen())
-                tasks.create_task(self._tell())
-                tasks.create_task(self.addresses.run(self._connect))
+                for loop in (self._listen, self._tell, partial(self.addresses.run, self._connect)):
+                    tasks.create_task(self.supervisor.keep(Background.MESH, loop))
         finally:
             if self._publisher is not None:
                 self._publish(self.outbox.farewell())
@@ -253,7 +255,9 @@ def bind_publisher(publisher: Any, address: str) -> str:
     return bound
 
 
-def build_mesh(settings: ReplicaSettings, table: WorkerTable, index: PrefixIndex) -> Mesh | None:
+def build_mesh(
+    settings: ReplicaSettings, table: WorkerTable, index: PrefixIndex, supervisor: Supervisor
+) -> Mesh | None:
     """The mesh that the settings ask for; None for a router that is alone."""
     mesh, part = settings.mesh, settings.part
     if mesh is None and part is None:
@@ -263,5 +267,5 @@ def build_mesh(settings: ReplicaSettings, table: WorkerTable, index: PrefixIndex
     if settings.peer_pods and settings.peer_namespace:
         addresses = PodPeers(settings.peer_namespace, settings.peer_pods, own_pod=name)
     if part is not None:
-        return Mesh(table, index, Endpoints(None, part.hub), addresses, f"{name}/{part.number}")
-    return Mesh(table, index, Endpoints(f"tcp://{mesh}"), addresses, name)
+        return Mesh(table, index, Endpoints(None, part.hub), addresses, f"{name}/{part.number}", supervisor)
+    return Mesh(table, index, Endpoints(f"tcp://{mesh}"), addresses, name, supervisor)

@@ -54,14 +54,7 @@ class Child:
         pause_s = FIRST_PAUSE_S
         while not stopping.is_set():
             began_s = time.monotonic()
-            process = self.process = await asyncio.create_subprocess_exec(
-                *self.command,
-                stdin=asyncio.subprocess.PIPE,
-                env={**os.environ, PART_VARIABLE: str(self.part)},
-                start_new_session=True,
-            )
-            code = await process.wait()
-            self.process, self.answered = None, False
+            code = await self._run(stopping)
             if stopping.is_set():
                 return
             self.restarts += 1
@@ -70,6 +63,24 @@ class Child:
                 pause_s = FIRST_PAUSE_S
             await _pause(stopping, pause_s)
             pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
+
+    async def _run(self, stopping: asyncio.Event) -> int | None:
+        """One process from beginning to end: its exit code, or None when it could not be begun."""
+        try:
+            process = self.process = await asyncio.create_subprocess_exec(
+                *self.command,
+                stdin=asyncio.subprocess.PIPE,
+                env={**os.environ, PART_VARIABLE: str(self.part)},
+                start_new_session=True,
+            )
+        except OSError as error:
+            log.warning("a process cannot be begun: %s", error, extra={"part": self.part.number})
+            return None
+        if stopping.is_set():
+            self.send(signal.SIGTERM)  # `stop` came while it was being begun and did not see it
+        code = await process.wait()
+        self.process, self.answered = None, False
+        return code
 
     def send(self, number: signal.Signals) -> None:
         """Give it a signal, if it runs."""

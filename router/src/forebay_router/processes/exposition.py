@@ -82,7 +82,7 @@ class Exposition:
         for name, family in self._families().items():
             lines += family.heading
             samples = self._added(name) if family.kind in _ADDED else _gauges(name, fresh.values())
-            lines += [f"{key} {_number(known.get(key, value))}" for key, value in samples.items()]
+            lines += [f"{key} {metrics.number(known.get(key, value))}" for key, value in samples.items()]
         return "\n".join(lines) + "\n"
 
     def _families(self) -> dict[str, Family]:
@@ -118,7 +118,3 @@ def _gauges(name: str, processes: Iterable[Mapping[str, Family]]) -> dict[str, f
             values.setdefault(key, []).append(value)
     combine = OTHERWISE.get(name, sum)
     return {key: combine(found) for key, found in values.items()}
-
-
-def _number(value: float) -> str:
-    return str(int(value)) if value == int(value) else repr(value)

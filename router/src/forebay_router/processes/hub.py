@@ -3,8 +3,9 @@
 Messages pass unread. They name the child that tells, which passes over its own.
 """
 
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Final
 
 import zmq
 import zmq.asyncio
@@ -12,6 +13,7 @@ import zmq.asyncio
 from forebay_router.mesh.messages import TOPIC_FAMILY
 from forebay_router.mesh.sockets import QUEUE_MAX, bind_publisher
 from forebay_router.processes.part import hub_addresses
+from forebay_router.supervision import Background, Supervisor
 
 _LINGER_MS: Final = 100
 
@@ -23,6 +25,7 @@ class Hub:
     directory: str
     outside: str | None
     """ZeroMQ address where other replicas hear; None when there are none."""
+    supervisor: Supervisor = field(default_factory=Supervisor)
 
     async def run(self) -> None:
         """Pass messages on for ever."""
@@ -39,8 +42,12 @@ class Hub:
             subscriber.set(zmq.RCVHWM, QUEUE_MAX)
             subscriber.subscribe(TOPIC_FAMILY)
             subscriber.bind(taken)
-            while True:
-                publisher.send_multipart(await subscriber.recv_multipart())
+            await self.supervisor.keep(Background.MESH, partial(_pass_on, subscriber, publisher))
         finally:
             publisher.close()
             context.destroy(linger=0)
+
+
+async def _pass_on(subscriber: zmq.asyncio.Socket, publisher: Any) -> None:
+    while True:
+        publisher.send_multipart(await subscriber.recv_multipart())

@@ -32,6 +32,7 @@ from forebay_router.processes.exposition import Exposition
 from forebay_router.processes.hub import Hub
 from forebay_router.protection import Protection, build_protection
 from forebay_router.settings import Settings
+from forebay_router.supervision import Background, Supervisor
 from forebay_router.worker_access import WorkerAccess
 
 log = logging.getLogger(__name__)
@@ -131,10 +132,11 @@ class Parent:
 
     async def _keep(self, children: Children, directory: str) -> None:
         mesh = self.settings.replica.mesh
-        hub = Hub(directory, f"tcp://{mesh}" if mesh is not None else None)
+        kept = Supervisor()
+        hub = Hub(directory, f"tcp://{mesh}" if mesh is not None else None, kept)
         control = control_server(parent_app(children, Exposition()), self.protection.control_tls)
         async with asyncio.TaskGroup() as tasks:
-            following = tasks.create_task(self.protection.follow(), name="files")
+            following = tasks.create_task(kept.keep(Background.FILES, self.protection.follow), name="files")
             passing = tasks.create_task(hub.run(), name="hub")
             serving = tasks.create_task(control.serve(sockets=[self.control]), name="control")
             keeping = tasks.create_task(children.keep(), name="children")

@@ -13,8 +13,6 @@ from forebay_router.errors import RequestRefused
 from forebay_router.reading import Received
 from forebay_router.tenancy.keys import KeyRing
 
-CREDENTIAL_HEADERS: Final = frozenset({b"authorization", b"x-api-key"})
-"""Never passed on to a worker when the router checks keys, or has one of its own for the workers."""
 _SCHEME: Final = b"bearer "
 
 
@@ -45,7 +43,6 @@ class Gate:
         if grant is None:
             return self._refuse(Stranger.UNKNOWN_KEY, "The API key is not valid here: check it, or ask for a new one.")
         request.grant = grant
-        request.tenant = grant.tenant
         return None
 
     def _refuse(self, why: Stranger, message: str) -> RequestRefused:

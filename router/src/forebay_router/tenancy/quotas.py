@@ -20,11 +20,10 @@ from typing import Final
 
 from forebay_router.errors import RequestRefused
 from forebay_router.index.content import content_of
-from forebay_router.parsing import DEFAULT_OUTPUT_TOKENS, ParsedRequest
+from forebay_router.parsing import BYTES_PER_TOKEN, DEFAULT_OUTPUT_TOKENS, ParsedRequest
 from forebay_router.tenancy.keys import UNBOUNDED, Bounds, Grant, KeyRing
 
 MINUTE_S: Final = 60.0
-_BYTES_PER_TOKEN: Final = 4
 _ROUNDING: Final = 1e-6
 """Of a level, which is a sum of many floats."""
 
@@ -305,7 +304,7 @@ def tokens_to_reserve(parsed: ParsedRequest) -> int:
     content = parsed.content or (content_of(fields) if parsed.endpoint.prompted else None)
     if content is None:
         return parsed.prompt_tokens
-    prompt = len(content.token_ids) if content.token_ids is not None else content.size_bytes // _BYTES_PER_TOKEN
+    prompt = len(content.token_ids) if content.token_ids is not None else content.size_bytes // BYTES_PER_TOKEN
     allowed = fields.get("max_completion_tokens") or fields.get("max_tokens") or fields.get("max_output_tokens")
     output = allowed if type(allowed) is int and allowed > 0 else DEFAULT_OUTPUT_TOKENS
     choices = fields.get("n")

@@ -17,6 +17,7 @@ from forebay_simulator.fleet.scaling import (
     FixedRatio,
     HorizontalPodAutoscaler,
     Knative,
+    Past,
     Scaling,
     Static,
     TokenVelocity,
@@ -58,11 +59,11 @@ def _expected(fleet: FleetSpec, trace: Trace) -> dict[str, Expectation]:
     return {name: one for name, one in found.items() if one is not None}
 
 
-def _hpa(fleet: FleetSpec, series: str, target: float) -> Scaling:
+def _hpa(fleet: FleetSpec, spec: AutoscalerSpec, series: str, target: float) -> Scaling:
     def metric(watch: Watch, pool: str) -> float | None:
         return watch.average(pool, series)
 
-    return HorizontalPodAutoscaler({pool.name: (metric, target) for pool in fleet.pools})
+    return HorizontalPodAutoscaler({pool.name: (metric, target) for pool in fleet.pools}, spec.scale_down_window_s)
 
 
 def _knative(fleet: FleetSpec, trace: Trace) -> Scaling:
@@ -83,12 +84,13 @@ def _prefilling(fleet: FleetSpec) -> PoolSpec | None:
     return next((pool for pool in fleet.pools if pool.role is Role.PREFILL), None)
 
 
-def _fixed_ratio(fleet: FleetSpec, trace: Trace) -> Scaling:
+def _fixed_ratio(fleet: FleetSpec, trace: Trace, spec: AutoscalerSpec) -> Scaling:
     expected, decode, prefill = _expected(fleet, trace), _answering(fleet), _prefilling(fleet)
     answers = expected[decode.name]
     tokens_per_s = VELOCITY_SHARE * answers.good_rate_per_s * answers.mix.output
     ratio = answers.good_rate_per_s / expected[prefill.name].good_rate_per_s if prefill is not None else 0.0
-    return FixedRatio(decode.name, prefill.name if prefill is not None else None, tokens_per_s, ratio)
+    past = Past(spec.scale_down_window_s)
+    return FixedRatio(decode.name, prefill.name if prefill is not None else None, tokens_per_s, ratio, past=past)
 
 
 def _token_velocity(fleet: FleetSpec, trace: Trace) -> Scaling:
@@ -104,10 +106,10 @@ def _token_velocity(fleet: FleetSpec, trace: Trace) -> Scaling:
 
 SCALING: Mapping[str, MakeScaling] = {
     "static": lambda _fleet, _trace, _spec: Static(),
-    "hpa-queue": lambda fleet, _trace, _spec: _hpa(fleet, "waiting", QUEUE_TARGET),
-    "hpa-kv": lambda fleet, _trace, _spec: _hpa(fleet, "kv_usage", KV_TARGET),
+    "hpa-queue": lambda fleet, _trace, spec: _hpa(fleet, spec, "waiting", QUEUE_TARGET),
+    "hpa-kv": lambda fleet, _trace, spec: _hpa(fleet, spec, "kv_usage", KV_TARGET),
     "kpa": lambda fleet, trace, _spec: _knative(fleet, trace),
-    "fixed-ratio": lambda fleet, trace, _spec: _fixed_ratio(fleet, trace),
+    "fixed-ratio": _fixed_ratio,
     "token-velocity": lambda fleet, trace, _spec: _token_velocity(fleet, trace),
     "clairvoyant": lambda fleet, trace, _spec: Clairvoyant(fleet, trace),
     "forebay": lambda fleet, _trace, spec: ForebayAutoscaler(fleet, spec),

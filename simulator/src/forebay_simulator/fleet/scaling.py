@@ -12,8 +12,9 @@ fixed-ratio     HeteroScale: decode tokens a second per decode worker drive the 
 token-velocity  TokenScale: token arrival rate over what one worker can take, per stage
 
 HPA: desired = ceil(current x metric / target) when that is off by more than a tenth; at most +100 % or +4 in 15 s; down to the
-largest of the last 300 s. KPA: desired = ceil(concurrency / target); in panic (panic window asks for twice the ready workers)
-it grows only.
+largest of the last 300 s. Workers without a metric (they start) count as idle when it would grow and as exactly at the target
+when it would shrink, so what was ordered is not ordered again. KPA, for each pool by itself: desired = ceil(concurrency /
+target); in panic (panic window asks for twice the ready workers) it grows only.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from forebay_api.modelservice import Role
+from forebay_simulator.fleet.members import State
 from forebay_simulator.fleet.metrics import Watch
-from forebay_simulator.fleet.spec import FleetSpec, PoolSpec
+from forebay_simulator.fleet.spec import FleetSpec
 
 HPA_TOLERANCE = 0.1
 HPA_GROWTH_MIN = 4
@@ -80,6 +81,8 @@ class HorizontalPodAutoscaler:
 
     metrics: Mapping[str, tuple[PoolMetric, float]]
     """By pool: the metric and its target per worker."""
+    stabilisation_s: float = HPA_STABILISATION_S
+    """It shrinks to the largest number that was recommended within this time."""
     interval_s: float = 15.0
     past: dict[str, Past] = field(default_factory=dict)
 
@@ -91,12 +94,20 @@ class HorizontalPodAutoscaler:
             if value is None:
                 continue
             current = watch.members.pools[name].wanted
-            ratio = value / target
-            raw = current if abs(ratio - 1) <= HPA_TOLERANCE else math.ceil(current * ratio)
+            raw = recommended(current, value / target, seen=len(watch.seen_workers(name)))
             raw = min(raw, max(2 * current, current + HPA_GROWTH_MIN))
-            past = self.past.setdefault(name, Past(HPA_STABILISATION_S))
+            past = self.past.setdefault(name, Past(self.stabilisation_s))
             wanted[name] = max(raw, min(current, past.highest(now_s, raw)))
         return wanted
+
+
+def recommended(current: int, ratio: float, *, seen: int) -> int:
+    """Workers that an HPA asks for. `ratio`: mean over the seen workers to target; those of `current` not seen are filled in."""
+    missing = max(0, current - seen)
+    filled = (ratio * (current - missing) + (0.0 if ratio > 1 else 1.0) * missing) / current if current else ratio
+    if abs(filled - 1) <= HPA_TOLERANCE or (filled > 1) != (ratio > 1):
+        return current
+    return math.ceil(current * filled)
 
 
 @dataclass(slots=True)
@@ -108,7 +119,7 @@ class Knative:
     interval_s: float = 2.0
     stable_s: float = 60.0
     panic_s: float = 6.0
-    panic_until_s: float = -math.inf
+    panic_until_s: dict[str, float] = field(default_factory=dict)
     panic_peak: dict[str, int] = field(default_factory=dict)
     past: dict[str, deque[tuple[float, float]]] = field(default_factory=dict)
 
@@ -125,11 +136,11 @@ class Knative:
             stable = sum(value for _, value in past) / len(past)
             recent = [value for at_s, value in past if at_s > now_s - self.panic_s]
             panic = sum(recent) / len(recent)
-            ready = max(1, sum(1 for one in pool.members if one.state.value == "ready"))
+            ready = max(1, sum(1 for one in pool.members if one.state is State.READY))
             if panic / target >= 2 * ready:
-                self.panic_until_s = now_s + self.stable_s
+                self.panic_until_s[name] = now_s + self.stable_s
             want = math.ceil(stable / target)
-            if now_s < self.panic_until_s:
+            if now_s < self.panic_until_s.get(name, -math.inf):
                 want = max(math.ceil(panic / target), self.panic_peak.get(name, 0), pool.wanted)
                 self.panic_peak[name] = want
             else:
@@ -209,8 +220,3 @@ def bounded(spec: FleetSpec, current: Mapping[str, int], wanted: Mapping[str, in
         if over > 0 and given[pool.name] > current[pool.name]:
             given[pool.name] = max(current[pool.name], given[pool.name] - math.ceil(over / pool.gpus))
     return given
-
-
-def computes_prompts(pool: PoolSpec) -> bool:
-    """Whether a pool's workers compute prompts."""
-    return pool.role is not Role.DECODE

@@ -1,0 +1,156 @@
+"""States that outlive both replicas: read once when a replica begins, saved by the one that leads.
+
+Model services are spread over a fixed number of ConfigMaps by a checksum of their name. One that is due is written in a cycle, at
+most each `interval_s`, so what is lost with both replicas is the last half minute. Neither reading nor saving is needed for a
+decision: what fails is logged and counted, and work goes on. Only when the API server does not answer at all, the first cycle
+fails with it, as it would without this.
+
+An object of the API server has a bounded size. Where the states of one ConfigMap are larger together, the largest are left out,
+and a metric says how many: more ConfigMaps make room.
+"""
+
+import asyncio
+import logging
+import math
+from collections.abc import Collection, Iterable, Mapping
+from typing import Final, Protocol
+from zlib import crc32
+
+from forebay_autoscaler.cluster import NO_ANSWER
+from forebay_autoscaler.errors import ClusterError, UnusableStateError
+from forebay_autoscaler.metrics import Metrics
+from forebay_autoscaler.observation import ServiceKey
+from forebay_autoscaler.policy import ServicePolicy
+from forebay_autoscaler.savedstate import Saved, dump, load, resume
+from forebay_autoscaler.state import ServiceState
+
+_log = logging.getLogger(__name__)
+
+SIZE_MAX: Final = 900_000
+"""Bytes of states in one ConfigMap; the API server refuses objects from 1 MiB on."""
+LAST_SAVE_S: Final = 2.0
+"""Longest time that saving may hold up the end of a process."""
+
+States = Mapping[tuple[ServiceKey, str], ServiceState]
+"""By key and uid of the model service."""
+
+
+class Store(Protocol):
+    """Where texts are kept, in numbered parts."""
+
+    async def read(self, number: int) -> dict[str, str]:
+        """Texts of a part; ClusterError."""
+        ...
+
+    async def write(self, number: int, data: Mapping[str, str]) -> None:
+        """Replace a part; ClusterError."""
+        ...
+
+
+class Memory:
+    """What is saved, on one side; what was read and not asked for yet, on the other."""
+
+    def __init__(self, store: Store, metrics: Metrics, *, parts: int, interval_s: float) -> None:
+        self._store = store
+        self._metrics = metrics
+        self._interval_s = interval_s
+        self._read = False
+        self._waiting: dict[str, str] = {}
+        self._saved_s = [-math.inf] * parts
+        self._saved: list[Mapping[str, str]] = [{} for _ in range(parts)]
+        self._failing = False
+        self._left_out = [0] * parts
+
+    async def recall(self) -> None:
+        """Read what was saved, once. ClusterError only when the API server does not answer."""
+        if self._read:
+            return
+        for number in range(len(self._saved)):
+            try:
+                self._saved[number] = await self._store.read(number)
+            except ClusterError as error:
+                if error.status == NO_ANSWER:
+                    raise
+                self._metrics.recalls.labels("unreadable").inc()
+                _log.error("saved states cannot be read, the autoscaler learns anew: %s", error)
+        self._waiting = {name: text for part in self._saved for name, text in part.items()}
+        self._read = True
+
+    def state_of(self, policy: ServicePolicy, now_s: float) -> ServiceState:
+        """The saved state of a model service, which is given once; a new one when there is none that can be used."""
+        text = self._waiting.pop(_name(policy.key), None)
+        outcome, state = "absent", ServiceState()
+        if text is not None:
+            try:
+                saved = load(text)
+                if saved.uid == policy.uid:
+                    outcome, state = "used", resume(saved, policy, now_s)
+                    _log.info("state of %s/%s recalled, saved %.0f s ago", *policy.key, now_s - saved.at_s)
+            except UnusableStateError as error:
+                outcome = error.cause
+                _log.warning("saved state of %s/%s is not used, it is learnt anew: %s", *policy.key, error.why)
+        self._metrics.recalls.labels(outcome).inc()
+        return state
+
+    async def save(
+        self, states: States, policies: Iterable[ServicePolicy], unreadable: Collection[ServiceKey], *, now_s: float
+    ) -> None:
+        """Save the part that has waited longest, if it has waited long enough. Failures are logged and counted."""
+        self._forget(unreadable)
+        number = min(range(len(self._saved_s)), key=self._saved_s.__getitem__)
+        if now_s - self._saved_s[number] < self._interval_s:
+            return
+        await self._save(number, self._texts(number, states, policies, now_s), now_s)
+
+    async def save_all(self, states: States, policies: Iterable[ServicePolicy], *, now_s: float) -> None:
+        """Save every part at once, before the process ends; not longer than LAST_SAVE_S."""
+        policies = tuple(policies)
+        try:
+            async with asyncio.timeout(LAST_SAVE_S), asyncio.TaskGroup() as group:
+                for number in range(len(self._saved)):
+                    texts = self._texts(number, states, policies, now_s)
+                    group.create_task(self._save(number, texts, now_s))
+        except TimeoutError:
+            _log.warning("states not saved within %.0f s", LAST_SAVE_S)
+
+    def _forget(self, unreadable: Collection[ServiceKey]) -> None:
+        """Of what was read and not asked for, keep only what a service that cannot be read now may ask for later."""
+        kept = {_name(key) for key in unreadable}
+        self._waiting = {name: text for name, text in self._waiting.items() if name in kept}
+
+    def _texts(self, number: int, states: States, policies: Iterable[ServicePolicy], now_s: float) -> dict[str, str]:
+        texts = {name: text for name, text in self._waiting.items() if self._part(name) == number}
+        for policy in policies:
+            state, name = states.get((policy.key, policy.uid)), _name(policy.key)
+            if state is not None and self._part(name) == number:
+                texts[name] = dump(Saved(policy.uid, now_s, policy.tuning.rate_window_s, state))
+        sizes = sorted((len(text.encode()) + len(name), name) for name, text in texts.items())
+        total, fit = 0, 0
+        for size, _ in sizes:
+            total += size
+            fit += total <= SIZE_MAX
+        self._left_out[number] = len(sizes) - fit
+        self._metrics.states_left_out.set(sum(self._left_out))
+        return {name: texts[name] for _, name in sizes[:fit]}
+
+    async def _save(self, number: int, texts: Mapping[str, str], now_s: float) -> None:
+        self._saved_s[number] = now_s  # also when it fails: the next try comes at its time
+        if not texts and not self._saved[number]:
+            return
+        try:
+            await self._store.write(number, texts)
+        except ClusterError as error:
+            self._metrics.write_failures.labels("state").inc()
+            if not self._failing:
+                _log.error("what was learnt is not saved: %s", error)
+            self._failing = True
+        else:
+            self._saved[number], self._failing = texts, False
+
+    def _part(self, name: str) -> int:
+        return crc32(name.encode()) % len(self._saved)
+
+
+def _name(key: ServiceKey) -> str:
+    """A key of a ConfigMap; neither half holds a dot."""
+    return ".".join(key)

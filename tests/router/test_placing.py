@@ -1,0 +1,95 @@
+"""Places for requests, without connections: what becomes of workers that are tried."""
+
+import time
+from random import Random
+
+import pytest
+
+from forebay_api.modelservice import Role
+from forebay_router.endpoints import ENDPOINTS
+from forebay_router.errors import FailureReason, WorkerFailure
+from forebay_router.health.breaker import Condition
+from forebay_router.index.approximate import ApproximateIndex
+from forebay_router.index.prefix_index import PrefixIndex
+from forebay_router.parsing import parse_request
+from forebay_router.placing import Place, Placing
+from forebay_router.reading import Received
+from forebay_router.table import ServiceKey, ServiceSpec, WorkerSpec, WorkerState, WorkerTable, WorkerUid
+from tests.router.test_table import OBJECTIVE, TIMEOUTS
+
+KEY = ServiceKey("n", "s")
+PARSED = parse_request(ENDPOINTS[b"/v1/completions"], {}, b'{"model":"m","prompt":"hi","stream":true}')
+
+
+def split(*uids: str) -> Placing:
+    """Workers with p are for prefill, those with d decode."""
+    placing = Placing(WorkerTable(), PrefixIndex(ApproximateIndex(100)), Random(1), 10, 1.0, 10_000)
+    pools = (("prefill", Role.PREFILL), ("decode", Role.DECODE))
+    placing.table.put_service(ServiceSpec(KEY, ("m",), OBJECTIVE, TIMEOUTS, 0, pools))
+    for uid in uids:
+        name, role = pools[uid.startswith("d")]
+        spec = WorkerSpec(WorkerUid(uid), uid, "10.0.0.1", 8000, KEY, name, role, WorkerState.READY)
+        placing.table.put_worker(spec, time.monotonic())
+    return placing
+
+
+def put_to_trial(placing: Placing, uid: str) -> None:
+    """The next request that a worker gets will be its trial."""
+    worker = placing.table.workers[uid]
+    placing.guard.failed(worker, FailureReason.CONNECT, "refused")
+    placing.guard.sweep(worker.health.until_s)
+
+
+def place_of(placing: Placing, tried: frozenset[str] = frozenset()) -> Place | None:
+    received = Received(
+        b"POST", b"/v1/completions", [], {}, http_10=False, keep_alive=True, received_s=time.monotonic()
+    )
+    return placing.place_now(placing.table.services[KEY], PARSED, received, tried)
+
+
+@pytest.mark.parametrize("reason", [FailureReason.CONNECT, FailureReason.WORKER_ERROR, FailureReason.DEADLINE])
+def test_trial_of_a_worker_that_was_never_asked_is_made_again(reason):
+    """The prefill leg fails, so nothing is learnt of the decode worker that was to come after it."""
+    placing = split("p1", "p2", "d1")
+    decoder = placing.table.workers["d1"]
+    put_to_trial(placing, "d1")
+    place = place_of(placing)
+    assert place is not None
+    assert place.prefill is not None
+    assert decoder.health.condition is Condition.TRIAL
+    prefiller = place.prefill.worker
+    place.broke(prefiller, WorkerFailure(reason, "no"))
+    place.release()
+    assert decoder.health.condition is Condition.PROBING
+    again = place_of(placing, frozenset({prefiller.spec.uid}))
+    assert again is not None
+    again.prefilled()
+    again.answered(decoder)
+    again.release()
+    assert decoder.health.sound
+
+
+def test_place_that_is_given_back_unused_ends_both_trials():
+    """Its client left before it could be told."""
+    placing = split("p1", "d1")
+    for uid in ("p1", "d1"):
+        put_to_trial(placing, uid)
+    place = place_of(placing)
+    assert place is not None
+    place.release()
+    assert [one.health.condition for one in placing.table.workers.values()] == [Condition.PROBING] * 2
+    assert not placing.table.leases
+
+
+def test_older_request_does_not_end_a_trial():
+    placing = split("p1", "d1")
+    older = place_of(placing)
+    put_to_trial(placing, "d1")
+    newer = place_of(placing)
+    assert older is not None
+    assert newer is not None
+    older.release()
+    assert placing.table.workers["d1"].health.condition is Condition.TRIAL
+    newer.broke(placing.table.workers["d1"], WorkerFailure(FailureReason.CONNECT, "refused"))
+    newer.release()
+    assert placing.table.workers["d1"].health.condition is Condition.EJECTED
