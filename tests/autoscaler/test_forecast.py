@@ -107,7 +107,7 @@ def test_a_line_is_finite_and_never_below_zero(values, lead):
     line = line_of(values, 100, dispersion=1.0, lead=lead, bin_s=BIN_S)
     for position in (99.0, 100.0, 100.0 + lead):
         assert 0 <= line.at(position) < 1e5
-        assert 0 <= line.grown_at(position) < 1e5
+        assert 0 <= line.at_least(position, 0.8) < 1e5
 
 
 @settings(deadline=None)

@@ -28,6 +28,8 @@ ECHO_LATE: Final = 2
 """Bins by which the last rate is older than now."""
 ECHO_MOMENTS: Final = 5
 """Nearest moments that make an echo, at most."""
+ECHO_MIN: Final = 2
+"""And at least: one moment is an anecdote."""
 ECHO_DEVIATIONS: Final = 3.0
 """Distance, in deviations of a bin, of moments that look alike: what chance keeps apart in one case of twenty."""
 DISPERSION_MAX: Final = 4.0
@@ -51,7 +53,7 @@ def echo_of(values: Sequence[float], lead: int, *, dispersion: float, bin_s: flo
         for earlier, then, later in moments
         if (distance := abs(then - here) + abs(earlier - before)) <= near
     ]
-    if not alike:
+    if len(alike) < ECHO_MIN:
         return None
     alike.sort()
     return max(0.0, here + median(gain for _, gain in alike[:ECHO_MOMENTS]))
