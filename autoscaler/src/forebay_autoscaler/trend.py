@@ -131,7 +131,7 @@ def _fits(values: Sequence[float], dispersion: float, bin_s: float) -> list[Fit]
 
 FLAT: Final = 1e-9
 """Requests a second in a bin that are rounding, not a slope."""
-LEAST: Final = 1e-3
+LEAST: Final = 0.02
 """Share of the likeliest shape's weight below which one is left out."""
 
 
