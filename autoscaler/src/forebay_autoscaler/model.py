@@ -7,8 +7,8 @@ is limit / work_s. Work is that of a full worker: beside fewer others a request 
 
 Mixed and decode workers are parallel servers. The load varies around R with variance A * D * R: D is the dispersion of
 arrivals (1 for Poisson), A the amplification by requests that slow each other down (seed.py). The margin is the quantile of
-the objective's target of it, at least a tenth of R, half of that once the speed was measured: margin = max(z * sqrt(A * D * R), headroom * R). A large fleet runs hotter
-than a small one for the same promise.
+the objective's target of it, at least a tenth of R, half of that once the speed was measured:
+margin = max(z * sqrt(A * D * R), headroom * R). A large fleet runs hotter than a small one for the same promise.
 
 Prefill workers are one server each that is shared by what is in it: more at once is not more per second. By the law of
 processor sharing a request takes service_s = s0 / (1 - u) at utilisation u = x * s0, with x requests a second per worker;

@@ -67,11 +67,14 @@ class Past:
         elif number - self.fine.end > GAP_MAX:
             past = Past(levels=(_begin(number)[0], *self.levels[1:]))
         while past.fine.end < number:
-            past = past._close()
+            past = past.closed()
         past = replace(past, open_sum=past.open_sum + per_s * over_s, open_s=past.open_s + over_s, sampled_s=at_s)
-        return past._close() if past.open_s >= FULL * bin_s and past.fine.end <= number else past
+        if past.open_s >= FULL * bin_s and past.fine.end <= number:
+            past = past.closed()
+        return past
 
-    def _close(self) -> "Past":
+    def closed(self) -> "Past":
+        """With the open bin closed."""
         before = self.fine.values[-1] if self.fine.values else 0.0
         value = self.open_sum / self.open_s if self.open_s else before
         return replace(self, levels=_add(self.levels, value), open_sum=0.0, open_s=0.0)

@@ -179,7 +179,12 @@ def _family(count: int) -> tuple[tuple[str, float, float, tuple[float, ...]], ..
     """(kind, parameter, prior, g at the middle of each bin) of the shapes that so many bins can show."""
     breaks = [float(number - count) for number in range(1, count)]
     steps = [one - part for one in breaks for part in STEP_PARTS]
-    kinds: list[tuple[str, Sequence[float]]] = [("level", (0.0,)), ("line", (0.0,)), ("growth", GROWTHS), ("step", steps)]
+    kinds: list[tuple[str, Sequence[float]]] = [
+        ("level", (0.0,)),
+        ("line", (0.0,)),
+        ("growth", GROWTHS),
+        ("step", steps),
+    ]
     if count > BINS_MIN:
         kinds += [("begun", breaks[1:-1]), ("ended", breaks[1:]), ("damped", DAMPINGS)]
     middles = [number + 0.5 - count for number in range(count)]

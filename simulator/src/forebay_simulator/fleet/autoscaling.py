@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from forebay_api.modelservice import AutoscalingMode, Role
+from forebay_api.modelservice import AutoscalingMode
 from forebay_autoscaler.decide import decide
 from forebay_autoscaler.decision import Decision
 from forebay_autoscaler.fitted import Fitted, Measured
