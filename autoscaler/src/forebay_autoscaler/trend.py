@@ -17,7 +17,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Final
+from typing import Final, NamedTuple
 
 LEVEL_BINS: Final = 3
 WINDOW_BINS: Final = 16
@@ -43,9 +43,8 @@ Shape = Callable[[float], float]
 """g(x); x is 0 at the end of the last bin and falls into the past."""
 
 
-@dataclass(frozen=True, slots=True)
-class Fit:
-    """One shape as it fits the bins."""
+class Fit(NamedTuple):
+    """One shape as it fits the bins. A tuple, since a saved state holds many."""
 
     kind: str
     parameter: float
@@ -123,15 +122,20 @@ def _fits(values: Sequence[float], dispersion: float, bin_s: float) -> list[Fit]
     shares = [math.exp(one[0] - most) for one in found]
     total = math.fsum(share for share in shares if share > LEAST)
     return [
-        Fit(kind, parameter, base, factor, share / total)
+        Fit(kind, parameter, _short(base), _short(factor), _short(share / total))
         for share, (_, kind, parameter, base, factor) in zip(shares, found, strict=True)
         if share > LEAST
     ]
 
 
+def _short(number: float) -> float:
+    """Five digits: more is noise, and takes room in a saved state."""
+    return float(f"{number:.5g}")
+
+
 FLAT: Final = 1e-9
 """Requests a second in a bin that are rounding, not a slope."""
-LEAST: Final = 0.02
+LEAST: Final = 0.05
 """Share of the likeliest shape's weight below which one is left out."""
 
 
