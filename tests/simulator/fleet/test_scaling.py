@@ -12,10 +12,11 @@ from forebay_autoscaler.policy import Tuning
 from forebay_autoscaler.queries import Signal
 from forebay_simulator.fleet.autoscaling import AutoscalerSpec
 from forebay_simulator.fleet.clairvoyance import MARGINS, Clairvoyant, cheapest
+from forebay_simulator.fleet.horizontal import Past
 from forebay_simulator.fleet.metrics import Scraping, answer_all
 from forebay_simulator.fleet.policies import SCALING
 from forebay_simulator.fleet.report import scores_of
-from forebay_simulator.fleet.scaling import Past, bounded
+from forebay_simulator.fleet.scaling import bounded
 from forebay_simulator.fleet.scrapes import Target, irate, mean, rate
 from forebay_simulator.fleet.simulation import Run, Setting
 from forebay_simulator.fleet.sizing import expectation, mean_request
@@ -142,12 +143,12 @@ def test_forebay_grows_with_the_load_and_shrinks_after_it():
 
 
 @pytest.mark.parametrize("name", [name for name in SCALING if name not in ("static", "clairvoyant")])
-def test_every_autoscaler_meets_ten_times_the_load_with_more_workers(name):
-    trace = generate("step", steps((0.0, 4.0), (100.0, 40.0)), fixed(1000, 100), duration_s=250, seed=3)
+def test_every_autoscaler_meets_ten_times_the_load_with_about_the_workers_it_takes(name):
+    """Two fixed workers meet it. Who comes late needs more to catch up, but not all that there may be."""
+    trace = generate("step", steps((0.0, 4.0), (100.0, 40.0)), fixed(1000, 100), duration_s=220, seed=3)
     done = run(mixed(1), trace, scaling=name, scraping=Scraping(interval_s=5.0))
     numbers = [count for _, count in done.members.pools["mixed"].numbers]
-    assert 2 <= max(numbers) <= 64
-    assert numbers[-1] >= 2
+    assert 2 <= max(numbers) <= 16
 
 
 def test_the_bound_is_ready_in_time_and_lets_go_at_once():

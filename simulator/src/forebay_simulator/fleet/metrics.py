@@ -59,7 +59,7 @@ class Watch:
     chance: Random
     router: Target = field(init=False)
     workers: dict[str, Target] = field(default_factory=dict)
-    """By uid; those that have gone stay until their next scrape would come."""
+    """By uid. Those that have gone stay, but their series end when their next scrape would come."""
 
     def __post_init__(self) -> None:
         """Find the router and begin."""
@@ -124,11 +124,6 @@ class Watch:
     def last(self, pool: str, name: str) -> float | None:
         """Sum of a gauge over a pool's workers."""
         return self.sum_of(pool, lambda one: one.last(name))
-
-    def average(self, pool: str, name: str) -> float | None:
-        """Mean of a gauge over a pool's workers, now."""
-        workers = self.seen_workers(pool)
-        return sum(one.last(name) for one in workers) / len(workers) if workers else None
 
     def mean_over(self, pool: str, name: str, length_s: float) -> float | None:
         """Sum over a pool's workers of a gauge's mean over a window."""
