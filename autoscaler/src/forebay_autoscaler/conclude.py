@@ -25,6 +25,8 @@ class View:
     learnt: Learnt
     capacity: Capacity
     foreign: Writer | None
+    expected_per_s: float | None = None
+    """Good rate of a worker as the capacity model expects it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +37,8 @@ class Sized:
     demand: Demand | None
     situation: Situation
     proposal: Proposal
+    aside: str = ""
+    """What else is told with the numbers."""
 
 
 def conclude(policy: ServicePolicy, one: Sized, proposal: Proposal) -> tuple[PoolDecision, PoolState]:
@@ -57,7 +61,7 @@ def conclude(policy: ServicePolicy, one: Sized, proposal: Proposal) -> tuple[Poo
             proposal=proposal,
             demand=one.demand,
             capacity=view.capacity,
-            spare=view.pool.spare,
+            aside=one.aside,
         )
     decision = PoolDecision(
         name=view.pool.name,

@@ -19,6 +19,7 @@ from forebay_api.objective import attainment
 from forebay_autoscaler.budget import Wish, share_budget
 from forebay_autoscaler.conclude import Sized, View, conclude, is_unknown_for_long
 from forebay_autoscaler.constraints import Constraint, Proposal, Situation, constrain
+from forebay_autoscaler.costs import Offer, Portion, portions_of
 from forebay_autoscaler.decision import Decision
 from forebay_autoscaler.demand import (
     Demand,
@@ -31,7 +32,7 @@ from forebay_autoscaler.demand import (
     running_in_workers,
     waiting_in_workers,
 )
-from forebay_autoscaler.learn import Evidence, Facts, capacity_of, is_idle, latency_of, learn, load_per_worker
+from forebay_autoscaler.learn import Evidence, Facts, Learnt, capacity_of, is_idle, latency_of, learn, load_per_worker
 from forebay_autoscaler.model import Need, need_of
 from forebay_autoscaler.observation import PoolCounts, PoolObservation, ServiceObservation
 from forebay_autoscaler.policy import PoolPolicy, ServicePolicy
@@ -65,7 +66,8 @@ def decide(policy: ServicePolicy, state: ServiceState, observation: ServiceObser
     state = _note(policy, state, observation, now_s)
     sight = _sight(policy, state, observation, {pool.name: seen[pool.name] for pool in pools}, now_s)
     views = [_look(sight, pool, *seen[pool.name]) for pool in pools]
-    sized = [_size(sight, view) for view in views]
+    portions = _portions(sight, views)
+    sized = [_size(sight, view, portions[view.pool.name]) for view in views]
     proposals = _within_budget(policy, sized, [constrain(one.situation, one.proposal) for one in sized])
     decisions = [conclude(policy, one, proposal) for one, proposal in zip(sized, proposals, strict=True)]
     good, bad = observation.signals.good_per_s.known, observation.signals.bad_per_s.known
@@ -146,7 +148,39 @@ def _look(sight: Sight, pool: PoolPolicy, observed: PoolObservation, counts: Poo
     facts = Facts(counts, observed.signals, seed, sight.shares[pool.name], now_s)
     learnt = learn(pool, memory.learnt, facts, sight.evidence)
     capacity = capacity_of(pool, learnt, policy.objective, seed)
-    return View(pool, observed, counts, replace(memory, learnt=learnt), learnt, capacity, foreign)
+    expected_per_s = capacity_of(pool, Learnt(), policy.objective, seed).good_rate_per_s
+    return View(pool, observed, counts, replace(memory, learnt=learnt), learnt, capacity, foreign, expected_per_s)
+
+
+def _portions(sight: Sight, views: Sequence[View]) -> dict[str, Portion]:
+    """What part of its role's demand each pool is sized for."""
+    tuning, rate, now_s = sight.policy.tuning, sight.evidence.rate_per_s, sight.now_s
+    portions: dict[str, Portion] = {}
+    for role in {view.pool.role for view in views}:
+        peers = [view for view in views if view.pool.role is role]
+        leads = [view.learnt.orders.lead_s(now_s, tuning.startup_s) for view in peers]
+        planned = None
+        if rate is not None:
+            planned = planned_rate(sight.state.forecast, rate, tuning, now_s=now_s, lead_s=max(leads))
+        offers = [_offer(sight, view) for view in peers]
+        portions |= portions_of(offers, planned, headroom=tuning.headroom)
+    return portions
+
+
+def _offer(sight: Sight, view: View) -> Offer:
+    pool, counts, orders = view.pool, view.counts, view.learnt.orders
+    coming = sum(count for _, count in orders.coming(sight.now_s, sight.policy.tuning.startup_s))
+    overdue = sum(count for _, count in orders.waiting) > coming
+    stuck = counts.unschedulable or counts.rival is not None or overdue
+    return Offer(
+        name=pool.name,
+        share=sight.shares[pool.name],
+        price_per_hour=pool.price_per_hour,
+        good_rate_per_s=view.capacity.good_rate_per_s,
+        expected_per_s=view.expected_per_s,
+        most=(counts.ready + coming if overdue else counts.wanted) if stuck else pool.replicas_max,
+        ready=counts.ready,
+    )
 
 
 def _record(policy: ServicePolicy, memory: PoolState, *, need: int, to_keep: int, now_s: float) -> PoolState:
@@ -157,10 +191,10 @@ def _record(policy: ServicePolicy, memory: PoolState, *, need: int, to_keep: int
     )
 
 
-def _size(sight: Sight, view: View) -> Sized:
+def _size(sight: Sight, view: View, portion: Portion) -> Sized:
     """The pool's demand and need, recorded in its windows."""
     policy, now_s = sight.policy, sight.now_s
-    demand = _demand(sight, view)
+    demand = _demand(sight, view, portion)
     need = None if demand is None else _need(sight, view, demand)
     if need is not None:
         need = with_spare(need, view.pool.spare)
@@ -186,7 +220,9 @@ def _size(sight: Sight, view: View) -> Sized:
     )
     # Fewer than the pool's least number is no option, so it is none that could be rejected.
     wanted = view.counts.wanted if need is None else max(need.with_backlog, view.pool.replicas_min)
-    return Sized(replace(view, memory=memory), demand, situation, Proposal(wanted))
+    asides = (f"{view.pool.spare} kept as warm spares" if view.pool.spare else "", portion.told)
+    aside = ", ".join(one for one in asides if one)
+    return Sized(replace(view, memory=memory), demand, situation, Proposal(wanted), aside)
 
 
 def _need(sight: Sight, view: View, demand: Demand) -> Need:
@@ -219,7 +255,7 @@ def _remember(
     return _record(policy, memory, need=need.with_backlog, to_keep=to_keep, now_s=now_s)
 
 
-def _demand(sight: Sight, view: View) -> Demand | None:
+def _demand(sight: Sight, view: View, portion: Portion) -> Demand | None:
     """What is asked of this pool; None when neither rate nor requests in work are known."""
     tuning, forecast, now_s = sight.policy.tuning, sight.state.forecast, sight.now_s
     rate = sight.evidence.rate_per_s
@@ -228,12 +264,12 @@ def _demand(sight: Sight, view: View) -> Demand | None:
     pending = sight.observation.signals.pending.known
     if rate is None and running is None and waiting is None and pending is None:
         return None
-    share = sight.shares[view.pool.name]
+    share = portion.to_grow
     lead_s = view.learnt.orders.lead_s(now_s, tuning.startup_s)
     demand = Demand(
         rate_per_s=None if rate is None else rate * share,
         backlog=(pending or 0.0) * share + (waiting or 0.0),
-        running=running or 0.0,
+        running=(running or 0.0) * portion.running,
         lead_s=lead_s,
         dispersion=forecast.dispersion,
         method=forecast.method.value,
@@ -242,7 +278,7 @@ def _demand(sight: Sight, view: View) -> Demand | None:
         return demand
     planned = planned_rate(forecast, rate, tuning, now_s=now_s, lead_s=lead_s)
     keep = rate_to_keep(rate, planned, tuning)
-    return replace(demand, planned_per_s=planned * share, keep_per_s=keep * share)
+    return replace(demand, planned_per_s=planned * share, keep_per_s=keep * portion.to_keep)
 
 
 def _unknown_inputs(view: View, observation: ServiceObservation) -> tuple[str, ...]:

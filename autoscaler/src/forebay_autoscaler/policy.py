@@ -61,6 +61,8 @@ class PoolPolicy:
     """Workers beyond what demand needs."""
     schedules: tuple[Schedule, ...] = ()
     """Times with a larger least number."""
+    price_per_hour: float | None = None
+    """Of one worker; None when its accelerator has no price."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +106,10 @@ def policy_of(
 
 
 def _pool_policy(spec: ModelServiceSpec, pool: Pool, accelerator: AcceleratorClassSpec | None) -> PoolPolicy:
-    worker = None
+    worker, price_per_hour = None, None
     if accelerator is not None:
+        if accelerator.price_per_hour is not None:
+            price_per_hour = float(accelerator.price_per_hour) * pool.parallelism.accelerators
         with suppress(CapacityError):  # a model or hardware without a known shape is sized by measurement alone
             worker = worker_of_pool(spec, pool, accelerator)
     default = DEFAULT_SEQUENCES_MAX
@@ -120,6 +124,7 @@ def _pool_policy(spec: ModelServiceSpec, pool: Pool, accelerator: AcceleratorCla
         concurrency_max=sequences_max(spec.engine.args, default) * pool.parallelism.data,
         spare=pool.replicas.spare,
         schedules=tuple(schedule_of(one) for one in pool.replicas.schedules),
+        price_per_hour=price_per_hour,
         worker=worker,
     )
 

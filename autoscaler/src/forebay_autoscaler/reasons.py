@@ -28,10 +28,10 @@ def explain(
     proposal: Proposal,
     demand: Demand | None,
     capacity: Capacity,
-    spare: int = 0,
+    aside: str = "",
 ) -> str:
     """One line: the number, what was asked, what one worker does, and what stood in the way."""
-    facts = _facts(demand, capacity) + (f", {spare} kept as warm spares" if spare else "")
+    facts = ", ".join(part for part in (_facts(demand, capacity), aside) if part)
     last = proposal.rejected[-1] if proposal.rejected else None
     if action in (Action.GROW, Action.SHRINK):
         limited = f"; {proposal.rejected[0].replicas} needed, but {last.why}" if last else ""

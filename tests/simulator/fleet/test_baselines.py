@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from forebay_simulator.fleet.autoscaling import AutoscalerSpec
-from forebay_simulator.fleet.horizontal import HorizontalPodAutoscaler, Past, Pods, desired, pods_of
+from forebay_simulator.fleet.horizontal import HorizontalPodAutoscaler, Pods, desired, pods_of
 from forebay_simulator.fleet.members import State
 from forebay_simulator.fleet.policies import SCALING
 from forebay_simulator.fleet.scaling import FixedRatio, Knative, TokenVelocity
@@ -139,30 +139,57 @@ def test_knative_begins_in_panic_where_there_are_several_workers():
     assert course == [(0, 6), (62, 3), (64, 1)]
 
 
-# ---- HeteroScale and TokenScale
+# ---- HeteroScale, TokenScale
 
 
-def test_prefill_workers_follow_decode_workers_in_a_fixed_ratio():
-    watch = Situation(prefill=2, decode=4)
-    watch.answering, rates = True, iter([4000.0, 4300.0, 8000.0, 1000.0])
-    watch.rate = lambda *_: next(rates)
-    scaling = FixedRatio("decode", "prefill", tokens_per_s=1000.0, ratio=0.5, past=Past(300.0))
-    found = []
-    for at_s in (0.0, 15.0, 30.0, 600.0):
-        wanted = scaling.decide(watch, at_s)
-        watch.members.pools["decode"].wanted = wanted["decode"]
-        found.append((wanted["decode"], wanted["prefill"]))
-    assert found == [(4, 2), (4, 2), (8, 4), (1, 1)]  # as it is; within a tenth; twice; far less, after the window
+class Played:
+    """A fleet as a test wants it: workers by pool, and the rates that Prometheus tells."""
+
+    answering = True
+
+    def __init__(self, **wanted: int) -> None:
+        self.members = SimpleNamespace(pools={name: SimpleNamespace(wanted=count) for name, count in wanted.items()})
+        self.rates: dict[str, float | None] = {}
+
+    def rate(self, _pool: str, name: str, _length_s: float) -> float | None:
+        return self.rates[name]
+
+    def router_rate(self, name: str, _length_s: float) -> float | None:
+        return self.rates[name]
+
+    def step(self, policy, now_s: float) -> dict[str, int]:
+        wanted = policy.decide(self, now_s)
+        for name, count in wanted.items():
+            self.members.pools[name].wanted = count
+        return {name: pool.wanted for name, pool in self.members.pools.items()}
 
 
-def test_token_velocity_sizes_each_stage_for_the_tokens_that_arrive():
-    """12 requests a second of 1,000 tokens in and 100 out; a prefill worker takes 5,000, a decode worker 300."""
-    watch = Situation(prefill=1, decode=1)
-    watch.answering = True
-    rates = {"arrived": 12.0, "good": 8.0, "bad": 2.0, "prompt_tokens": 10_000.0, "output_tokens": 1000.0}
-    watch.router_rate = lambda series, _window_s: rates[str(series)]
-    scaling = TokenVelocity({"prefill": ("prompt_tokens", 5000.0), "decode": ("output_tokens", 300.0)})
-    assert scaling.decide(watch, 0.0) == {"prefill": 3, "decode": 4}
+def test_a_fixed_ratio_follows_decode_tokens_with_both_pools():
+    fleet, policy = Played(prefill=1, decode=2), FixedRatio("decode", "prefill", tokens_per_s=100.0, ratio=0.5)
+    courses = {}
+    for at_s, rate in ((0.0, 210.0), (15.0, 400.0), (30.0, 100.0), (329.0, 100.0), (345.0, 100.0), (360.0, None)):
+        fleet.rates["output_tokens"] = rate
+        courses[at_s] = tuple(fleet.step(policy, at_s).values())
+    assert courses == {
+        0.0: (1, 2),  # within a tenth of what two workers do
+        15.0: (2, 4),
+        30.0: (2, 4),  # the most of the last 300 s
+        329.0: (1, 1),
+        345.0: (1, 1),
+        360.0: (1, 1),  # unknown
+    }
+
+
+def test_token_velocity_is_arrivals_times_mean_length_over_what_a_worker_takes():
+    fleet = Played(prefill=1, decode=1)
+    policy = TokenVelocity({"prefill": ("prompt_tokens", 5000.0), "decode": ("output_tokens", 1000.0)})
+    fleet.rates = {"arrived": 20.0, "good": 9.0, "bad": 1.0, "prompt_tokens": 10_000.0, "output_tokens": 1000.0}
+    assert fleet.step(policy, 0.0) == {"prefill": 4, "decode": 2}
+    fleet.rates["arrived"] = 5.0
+    assert fleet.step(policy, 59.0) == {"prefill": 4, "decode": 2}
+    assert fleet.step(policy, 61.0) == {"prefill": 1, "decode": 1}
+    fleet.rates["good"] = fleet.rates["bad"] = 0.0
+    assert policy.decide(fleet, 70.0) == {}
 
 
 # ---- all of them

@@ -1,0 +1,96 @@
+"""Pools of one role on accelerators of different price: the cheapest per good request is filled first. Pure.
+
+    cost of a good request = price of a worker for an hour / (3600 * its good rate)
+
+Where every pool of a role has a price and a rate, demand is not split as the router splits it now, but as it should:
+
+    to grow for    the cheapest pool as much as its most workers can do, with the usual headroom; what is left, the next one
+    to keep for    what the cheaper pools' *ready* workers cannot do
+
+So an expensive pool goes only when cheaper workers are there to take over, and a rise is ordered from one pool, not from two.
+A pool that cannot have more workers now (no node for them, ordered ones that do not come, another autoscaler) counts with those
+it has. What an expensive worker runs now holds it only as far as cheaper ones could not do it: the router gives it work as long
+as it is there.
+
+Pools stay in the order of the spec unless a later one is cheaper by `CHEAPER` or more, by what the capacity model expects of
+both, so that measurements which vary do not move workers to and fro.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+SECONDS_PER_HOUR: Final = 3600.0
+CHEAPER: Final = 0.9
+"""Share of another pool's cost below which a pool goes before it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """What one pool of a role could do, and for how much."""
+
+    name: str
+    share: float
+    """Of the role's requests that it gets now."""
+    price_per_hour: float | None
+    """Of one worker."""
+    good_rate_per_s: float | None
+    """Of one worker, as known now."""
+    expected_per_s: float | None
+    """The same as the capacity model expects; None where it does not know."""
+    most: int
+    """Workers that it could have."""
+    ready: int
+
+    @property
+    def cost(self) -> float | None:
+        """Of one good request; None without a price or a rate."""
+        rate = self.expected_per_s or self.good_rate_per_s
+        return None if self.price_per_hour is None or not rate else self.price_per_hour / SECONDS_PER_HOUR / rate
+
+
+@dataclass(frozen=True, slots=True)
+class Portion:
+    """The part of a role's demand that a pool is sized for."""
+
+    to_grow: float
+    """Share to have workers for."""
+    to_keep: float
+    """Share that workers must suffice for after shrinking; at least as much."""
+    running: float = 1.0
+    """Share of the requests in its workers that hold them."""
+    told: str = ""
+    """For people; empty where cost decides nothing."""
+
+
+def portions_of(offers: Sequence[Offer], planned_per_s: float | None, *, headroom: float) -> dict[str, Portion]:
+    """Portions of the pools of one role, by name; as the router splits requests where cost cannot be told."""
+    costs = [offer.cost for offer in offers]
+    if len(offers) < 2 or any(cost is None for cost in costs) or not planned_per_s:
+        return {offer.name: Portion(offer.share, offer.share) for offer in offers}
+    left = uncovered = planned_per_s
+    portions = {}
+    ordered = _by_cost(offers)
+    for place, offer in enumerate(ordered, start=1):
+        usable_per_s = (offer.good_rate_per_s or 0.0) / (1.0 + headroom)
+        could_do = offer.most * usable_per_s
+        grow = left if place == len(ordered) else min(left, could_do)
+        keep = max(grow, min(uncovered, could_do))
+        to_grow, to_keep = grow / planned_per_s, keep / planned_per_s
+        running = min(1.0, to_keep / offer.share) if offer.share > 0 else 1.0
+        told = f"filled {place} of {len(ordered)} by cost, {1000 * (offer.cost or 0.0):.2g} for 1,000 requests"
+        portions[offer.name] = Portion(to_grow, to_keep, running, told)
+        left -= grow
+        uncovered = max(0.0, uncovered - offer.ready * usable_per_s)
+    return portions
+
+
+def _by_cost(offers: Sequence[Offer]) -> list[Offer]:
+    """Insertion into the order of the spec: a pool goes before those that it is clearly cheaper than."""
+    ordered: list[Offer] = []
+    for offer in offers:
+        place = len(ordered)
+        while place and (offer.cost or 0.0) <= CHEAPER * (ordered[place - 1].cost or 0.0):
+            place -= 1
+        ordered.insert(place, offer)
+    return ordered

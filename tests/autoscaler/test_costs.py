@@ -1,0 +1,251 @@
+"""Two pools of one role on accelerators of different price: the cheapest per good request is filled first."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forebay_api.acceleratorclass import AcceleratorClassSpec
+from forebay_autoscaler.costs import Offer, portions_of
+from forebay_autoscaler.decide import decide
+from forebay_autoscaler.observation import PoolCounts, PoolObservation, ServiceObservation
+from forebay_autoscaler.policy import PoolPolicy, ServicePolicy, Tuning, policy_of
+from forebay_autoscaler.state import ServiceState
+from tests.autoscaler.manifests import model_service, pool_spec
+from tests.autoscaler.plant import KEY, engine_readings, pool_policy, readings, service_policy
+
+
+def offer(
+    name: str, price: float | None, rate: float | None, *, most: int = 10, ready: int = 0, share: float = 0.5
+) -> Offer:
+    return Offer(name, share, price, rate, rate, most, ready)
+
+
+def shares(*offers: Offer, planned: float | None = 20.0) -> dict[str, tuple[float, float]]:
+    made = portions_of(offers, planned, headroom=0.0)
+    return {name: (round(one.to_grow, 3), round(one.to_keep, 3)) for name, one in made.items()}
+
+
+@pytest.mark.parametrize(
+    ("offers", "expected"),
+    [
+        # The second is cheaper per request though dearer per hour; nothing of it is ready, so the first keeps all.
+        ((offer("a", 2, 1, ready=10), offer("b", 4, 5)), {"a": (0, 0.5), "b": (1, 1)}),
+        ((offer("a", 2, 1, most=30, ready=20), offer("b", 4, 5, ready=2)), {"a": (0, 0.5), "b": (1, 1)}),
+        ((offer("a", 2, 1, ready=10), offer("b", 4, 5, ready=4)), {"a": (0, 0), "b": (1, 1)}),
+        # What the cheapest cannot do at its most is the next one's.
+        ((offer("a", 2, 1), offer("b", 4, 5, most=3, ready=3)), {"a": (0.25, 0.25), "b": (0.75, 0.75)}),
+        # Hardly cheaper is not cheaper: the order of the spec.
+        ((offer("a", 2.0, 1, most=40), offer("b", 1.9, 1)), {"a": (1, 1), "b": (0, 0.5)}),
+        # Beyond what all can do together, the last one is asked.
+        ((offer("a", 9, 1, most=1), offer("b", 1, 1, most=1)), {"a": (0.95, 0.95), "b": (0.05, 0.05)}),
+        # Without a price or a rate, as the router splits.
+        ((offer("a", None, 1, share=0.3), offer("b", 4, 5, share=0.7)), {"a": (0.3, 0.3), "b": (0.7, 0.7)}),
+        ((offer("a", 1, None, share=0.3), offer("b", 4, 5, share=0.7)), {"a": (0.3, 0.3), "b": (0.7, 0.7)}),
+        ((offer("a", 1, 1, share=1.0),), {"a": (1, 1)}),
+    ],
+)
+def test_the_cheapest_is_filled_first_and_the_others_keep_what_it_cannot_do_yet(offers, expected):
+    assert shares(*offers) == expected
+
+
+def test_without_demand_or_knowledge_of_it_cost_decides_nothing():
+    offers = offer("a", 2, 1, share=0.2), offer("b", 1, 5, share=0.8)
+    assert shares(*offers, planned=0.0) == shares(*offers, planned=None) == {"a": (0.2, 0.2), "b": (0.8, 0.8)}
+
+
+@given(
+    offers=st.lists(
+        st.builds(
+            Offer,
+            name=st.uuids().map(str),
+            share=st.floats(0, 1),
+            price_per_hour=st.floats(0.1, 100),
+            good_rate_per_s=st.floats(0.01, 100),
+            expected_per_s=st.one_of(st.none(), st.floats(0.01, 100)),
+            most=st.integers(0, 50),
+            ready=st.integers(0, 50),
+        ),
+        min_size=2,
+        max_size=5,
+    ),
+    planned=st.floats(0.01, 1000),
+)
+def test_all_of_the_demand_is_given_out_once_and_what_is_kept_covers_it(offers, planned):
+    made = portions_of(offers, planned, headroom=0.1)
+    assert sum(one.to_grow for one in made.values()) == pytest.approx(1.0)
+    for one in made.values():
+        assert 0 <= one.to_grow <= one.to_keep + 1e-12
+        assert one.to_keep <= 1 + 1e-9
+        assert 0 <= one.running <= 1
+    kept = sum(min(one.to_keep * planned, offer.most * offer.good_rate_per_s) for offer, one in zip_by(offers, made))
+    could = sum(offer.most * offer.good_rate_per_s for offer in offers) / 1.1
+    assert kept >= min(planned, could) - 1e-6, "together they suffice as far as they can"
+
+
+def zip_by(offers, made):
+    return [(one, made[one.name]) for one in offers]
+
+
+SLOTS, START_S = 8, 60.0
+
+
+@dataclass
+class Fleet:
+    """A fluid: the router splits requests by what ready workers can do; a worker of a pool takes `service_s` for one."""
+
+    policy: ServicePolicy
+    rate_per_s: Callable[[float], float]
+    service_s: dict[str, float]
+    wanted: dict[str, int]
+    never_ready: frozenset[str] = frozenset()
+    now_s: float = 0.0
+    state: ServiceState = field(default_factory=ServiceState)
+    starting: list[tuple[float, str]] = field(default_factory=list)
+    short_s: float = 0.0
+    """Time with fewer ready workers than the load takes."""
+    sizes: list[tuple[int, ...]] = field(default_factory=list)
+    told: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.ready = dict(self.wanted)
+
+    def run(self, for_s: float, *, every_s: float = 10.0) -> "Fleet":
+        for _ in range(round(for_s / every_s)):
+            self.now_s += every_s
+            for _at_s, name in [one for one in self.starting if one[0] <= self.now_s]:
+                self.ready[name] += 1
+            self.starting = [one for one in self.starting if one[0] > self.now_s]
+            self._look(every_s)
+        return self
+
+    def _look(self, every_s: float) -> None:
+        rate = self.rate_per_s(self.now_s)
+        could = {name: self.ready[name] * SLOTS / self.service_s[name] for name in self.ready}
+        total = sum(could.values())
+        self.short_s += every_s if total < rate else 0.0
+        seen = []
+        for pool in self.policy.pools:
+            own = rate * could[pool.name] / total if total else 0.0
+            running = min(own * self.service_s[pool.name], self.ready[pool.name] * SLOTS)
+            numbers = {"running": running, "running_mean": running, "finished_per_s": min(own, could[pool.name])}
+            numbers |= {"service_time_s": self.service_s[pool.name]} if own else {}
+            counts = PoolCounts(self.wanted[pool.name], self.ready[pool.name])
+            seen.append(PoolObservation(pool.name, counts, engine_readings(**numbers)))
+        service = {f"{name}_per_s": rate for name in ("arrived", "burst", "latest", "ttft", "ttft_within", "tpot")}
+        signals = readings(self.policy, **service, tpot_within_per_s=rate, scrapes=3)
+        decision = decide(self.policy, self.state, ServiceObservation(KEY, signals, tuple(seen)), self.now_s)
+        self.state = decision.state
+        for one in decision.pools:
+            self.told.add(one.reason)
+            self._scale(one.name, one.desired)
+        self.sizes.append(tuple(self.wanted.values()))
+
+    def _scale(self, name: str, size: int) -> None:
+        while self.wanted[name] < size:
+            self.wanted[name] += 1
+            if name not in self.never_ready:
+                self.starting.append((self.now_s + START_S, name))
+        while self.wanted[name] > size:
+            waiting = [one for one in self.starting if one[1] == name]
+            if waiting:
+                self.starting.remove(waiting[-1])
+            elif self.ready[name] >= self.wanted[name]:
+                self.ready[name] -= 1
+            self.wanted[name] -= 1
+
+
+def fleet(rate: Callable[[float], float], *, prices=(4.0, 1.0), most=(10, 6), wanted=(4, 1), **changes) -> Fleet:
+    """Big workers, 16 slots' worth of speed, at four times the price of small ones of half their speed."""
+    pools = tuple(
+        pool_policy(name, replicas_min=0, replicas_max=top, price_per_hour=price, concurrency_max=SLOTS)
+        for name, price, top in zip(("big", "small"), prices, most, strict=True)
+    )
+    tuning = Tuning(rate_window_s=60, burst_window_s=35, drain_horizon_s=15, startup_s=60)
+    policy = service_policy(*pools, scale_down_window_s=300, tuning=tuning)
+    return Fleet(policy, rate, {"big": 1.0, "small": 2.0}, dict(zip(("big", "small"), wanted, strict=True)), **changes)
+
+
+def test_load_moves_to_the_cheap_pool_without_a_gap():
+    """10 req/s: 20 slots of small workers' time, which three small workers hold."""
+    made = fleet(lambda _: 10.0).run(3600)
+    big, small = made.sizes[-1]
+    assert big == 0
+    assert 3 <= small <= 5
+    assert made.short_s == 0
+    assert any("filled 1 of 2 by cost" in reason for reason in made.told)
+    assert any("filled 2 of 2 by cost" in reason for reason in made.told)
+
+
+def test_without_prices_both_pools_stay_as_the_router_uses_them():
+    made = fleet(lambda _: 10.0, prices=(None, None)).run(3600)
+    assert made.sizes[-1][0] >= 1
+
+
+def test_what_the_cheap_pool_cannot_do_is_the_expensive_ones():
+    made = fleet(lambda _: 40.0, wanted=(8, 1)).run(3600)
+    big, small = made.sizes[-1]
+    assert small == 6
+    assert 2 <= big <= 4
+    assert made.short_s == 0
+    plain = fleet(lambda _: 40.0, prices=(None, None), wanted=(8, 1)).run(3600)
+    assert 4 * big + small < 4 * plain.sizes[-1][0] + plain.sizes[-1][1]
+
+
+def test_a_rise_is_ordered_from_one_pool():
+    made = fleet(lambda now_s: 6.0 if now_s < 1800 else 12.0, wanted=(0, 3))
+    made.run(1800)
+    before = made.sizes[-1]
+    made.run(1200)
+    assert max(big for big, _ in made.sizes) == before[0] == 0
+
+
+def test_a_steady_load_settles_for_good():
+    made = fleet(lambda _: 25.0, wanted=(5, 3)).run(3600)
+    assert len(set(made.sizes[-180:])) == 1
+
+
+def test_where_cheap_workers_do_not_come_the_expensive_pool_grows():
+    made = fleet(lambda now_s: 6.0 if now_s < 1200 else 30.0, wanted=(2, 2), never_ready=frozenset({"small"}))
+    made.run(1200)
+    made.run(3000)
+    big, _ = made.sizes[-1]
+    assert big >= 3
+    made.short_s = 0
+    made.run(600)
+    assert made.short_s == 0
+
+
+def test_where_cheap_workers_find_no_node_the_expensive_pool_grows():
+    policy = fleet(lambda _: 30.0).policy
+
+    def sizes(*, unschedulable: bool) -> tuple[int, ...]:
+        pools = []
+        for pool, service_s in zip(policy.pools, (1.0, 2.0), strict=True):
+            numbers = {"running": 10, "running_mean": 10, "finished_per_s": 10 / service_s, "service_time_s": service_s}
+            counts = PoolCounts(2, 2, unschedulable=unschedulable and pool.name == "small")
+            pools.append(PoolObservation(pool.name, counts, engine_readings(**numbers)))
+        signals = readings(policy, arrived_per_s=30, burst_per_s=30)
+        decision = decide(policy, ServiceState(), ServiceObservation(KEY, signals, tuple(pools)), 0.0)
+        return tuple(one.desired for one in decision.pools)
+
+    assert sizes(unschedulable=False)[1] > 2
+    assert sizes(unschedulable=True) > (2, 2)
+    assert sizes(unschedulable=True)[1] == 2
+
+
+def priced(price: str | None) -> AcceleratorClassSpec:
+    return AcceleratorClassSpec(hardware="h100-sxm", price_per_hour=price)
+
+
+def pool_of(price: str | None) -> PoolPolicy:
+    stored = model_service(pools=[pool_spec(parallelism={"tensor": 2})])
+    stored["metadata"] |= {"namespace": "default", "uid": "1", "generation": 1}
+    return policy_of(stored, Tuning(), {"h100-sxm": priced(price)}).pools[0]
+
+
+def test_the_price_of_a_worker_is_that_of_its_accelerators():
+    assert pool_of("2.50").price_per_hour == 5.0
+    assert pool_of(None).price_per_hour is None
