@@ -48,7 +48,7 @@ def test_ages_are_differences_of_prometheus_own_clock():
     fresh = Signals(answers, stale_after_s=20).of_service(KEY, OBJECTIVE)
     assert (fresh.arrived_per_s.state, fresh.arrived_per_s.age_s) == (DataState.VALUE, 12.0)
     assert fresh.pending.state is DataState.ZERO
-    assert fresh.in_flight.state is DataState.UNKNOWN
+    assert fresh.burst_per_s.state is DataState.UNKNOWN
     assert fresh.refused_per_s.state is DataState.ZERO, "no client error yet"
     stale = Signals(answers, stale_after_s=10).of_service(KEY, OBJECTIVE)
     assert stale.arrived_per_s.state is DataState.STALE

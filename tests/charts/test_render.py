@@ -293,8 +293,24 @@ def test_without_their_kind_monitors_are_left_out_and_the_notes_say_so(helm: Hel
                 "WARNING: the router is reached from outside the cluster and asks for no key",
             ],
         ),
+        (
+            PROMETHEUS,
+            [
+                "     curl -N http://127.0.0.1:8080/v1/chat/completions -H 'Content-Type: application/json' \\\n       -d '{"
+            ],
+        ),
+        (
+            PROMETHEUS | {"router": {"apiKeysSecret": "keys", "tlsSecret": "tls"}},
+            [
+                "KEY=...   # a key of those that the Secret keys lists",
+                (
+                    "     curl -N https://127.0.0.1:8080/v1/chat/completions --insecure -H 'Content-Type: application/json' \\\n"
+                    '       -H "Authorization: Bearer $KEY" \\\n       -d \'{'
+                ),
+            ],
+        ),
     ],
-    ids=["default", "named namespaces", "autoscaler off", "another port"],
+    ids=["default", "named namespaces", "autoscaler off", "another port", "no key", "keys and TLS"],
 )
 def test_the_notes_tell_the_next_steps(helm: Helm, values: dict[str, Any], lines: list[str]):
     shown = helm.run("install", RELEASE, str(CHART), "--dry-run=client", values=values)

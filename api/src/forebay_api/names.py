@@ -54,7 +54,6 @@ NIXL_PORT: Final = 5600
 KV_EVENTS_PORT_NAME: Final = "kv-events"
 KV_EVENTS_PORT: Final = 5557
 KV_REPLAY_PORT_NAME: Final = "kv-replay"
-KV_REPLAY_PORT: Final = 5558
 
 # Ports of Forebay's own components.
 METRICS_PORT_NAME: Final = "metrics"

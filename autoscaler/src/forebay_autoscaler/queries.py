@@ -29,7 +29,6 @@ class Signal(StrEnum):
     LATEST = "latest"
     SCRAPES = "scrapes"
     REFUSED = "refused"
-    IN_FLIGHT = "in_flight"
     PENDING = "pending"
     TTFT = "ttft"
     TPOT = "tpot"
@@ -87,7 +86,6 @@ def build_queries(tuning: Tuning, *, attainment_window_s: float, namespaces: Seq
         Signal.LATEST: f"sum by ({_SERVICE}) (irate({arrived}[{burst}]) and {arrived})",
         Signal.SCRAPES: f"max by ({_SERVICE}) (count_over_time({arrived}[{burst}]))",
         Signal.REFUSED: rate(_ROUTER + "responses_total", window, extra=client_errors),
-        Signal.IN_FLIGHT: f"sum by ({_SERVICE}) ({series(_ROUTER + 'requests_in_flight')})",
         Signal.PENDING: f"sum by ({_SERVICE}) ({series(_ROUTER + 'requests_pending')})",
         Signal.TTFT: rate(_ROUTER + "time_to_first_token_seconds_bucket", window, by=f"{_SERVICE}, le"),
         Signal.TPOT: rate(_ROUTER + "time_per_output_token_seconds_bucket", window, by=f"{_SERVICE}, le"),

@@ -48,7 +48,6 @@ class Signals:
             scrapes=one(Signal.SCRAPES),
             # A code's series may begin with its first answer: none beside known arrivals is zero.
             refused_per_s=one(Signal.REFUSED) | (TRUE_ZERO if arrived.known is not None else UNKNOWN),
-            in_flight=one(Signal.IN_FLIGHT),
             pending=one(Signal.PENDING),
             ttft_per_s=ttft[0],
             ttft_within_per_s=ttft[1],
@@ -109,7 +108,7 @@ class Signals:
 
 _SERVICE_SIGNALS = (
     Signal.ROUTER_SEEN, Signal.ROUTERS_GONE,
-    Signal.ARRIVED, Signal.BURST, Signal.LATEST, Signal.SCRAPES, Signal.REFUSED, Signal.IN_FLIGHT,
+    Signal.ARRIVED, Signal.BURST, Signal.LATEST, Signal.SCRAPES, Signal.REFUSED,
     Signal.PENDING, Signal.TTFT, Signal.TPOT, Signal.PROMPT_TOKENS, Signal.CACHED_TOKENS, Signal.OUTPUT_TOKENS, Signal.VERDICTS,
     Signal.CACHE_INDEX,
 )  # fmt: skip

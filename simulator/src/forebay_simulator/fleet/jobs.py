@@ -65,6 +65,8 @@ class Job:
     prefill_worker: str = ""
     tried: frozenset[str] = frozenset()
     """Workers that failed on it."""
+    hold_ends_s: float = 0.0
+    """When it is given up, while it is held."""
     prefilled_s: float | None = None
     """When its leg on a prefill worker ended."""
     first_token_s: float | None = None
