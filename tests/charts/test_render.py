@@ -159,6 +159,22 @@ def test_a_busy_loop_is_let_be_and_one_that_never_turns_again_is_ended_within_th
 
 
 @variants
+def test_tokenizers_are_where_the_router_is_told_to_look(helm: Helm, values: dict[str, Any]):
+    wanted = values.get("router", {}).get("tokenizers", [])
+    deployment = of_component(helm.template(values), "Deployment", "router")
+    router = container_of(deployment)
+    told = dict(parse_router(arguments_of(deployment), environment_of(deployment)).tokenizers)
+    mounts = {one["mountPath"]: one for one in router["volumeMounts"]}
+    volumes = {one["name"]: one for one in deployment["spec"]["template"]["spec"]["volumes"]}
+    assert list(told) == [one["model"] for one in wanted]
+    for one in wanted:
+        mount = mounts[str(told[one["model"]])]
+        assert mount["readOnly"]
+        assert mount.get("subPath") == one.get("subPath")
+        assert volumes[mount["name"]] == {"name": mount["name"], **one["volume"]}
+
+
+@variants
 def test_router_replicas_find_each_other_and_nobody_else(helm: Helm, values: dict[str, Any]):
     objects = helm.template(values)
     router = of_component(objects, "Deployment", "router")

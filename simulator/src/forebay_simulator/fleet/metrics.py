@@ -125,11 +125,6 @@ class Watch:
         """Sum of a gauge over a pool's workers."""
         return self.sum_of(pool, lambda one: one.last(name))
 
-    def average(self, pool: str, name: str) -> float | None:
-        """Mean of a gauge over a pool's workers, now."""
-        workers = self.seen_workers(pool)
-        return sum(one.last(name) for one in workers) / len(workers) if workers else None
-
     def mean_over(self, pool: str, name: str, length_s: float) -> float | None:
         """Sum over a pool's workers of a gauge's mean over a window."""
         now_s = self.agenda.now_s
