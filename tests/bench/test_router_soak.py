@@ -166,7 +166,16 @@ async def measure(process: subprocess.Popen[bytes], control: str, http: aiohttp.
     }
 
 
-EXPECTED = {"status 200", "status 502", "status 503", "broken off with an error", "left", "refused 400", "refused 404"}
+EXPECTED = {
+    "status 200",
+    "status 502",
+    "status 503",
+    "broken off with an error",
+    "left",
+    "struck",
+    "refused 400",
+    "refused 404",
+}
 GOOD_SHARE_MIN = 0.95
 """Of requests whose client stays: at most one engine of three is away at a time, and what has not begun is made again."""
 
