@@ -180,6 +180,11 @@ def answer_all(watch: Watch, tuning: Tuning, attainment_window_s: float) -> dict
         for verdict in Verdict
         if (value := watch.router_rate(verdict, attainment_window_s)) is not None
     ]
+    # Simulated engines publish no KV events: their caches are judged by what was sent.
+    unheard = sum(len(watch.seen_workers(pool)) for pool in watch.members.pools)
+    answers[Signal.CACHE_INDEX] = (
+        [_sample(watch, unheard, state="none")] if watch.router.seen(watch.agenda.now_s) else []
+    )
     for pool in watch.members.pools:
         for signal, value in _pool_values(watch, pool, tuning).items():
             answers.setdefault(signal, [])
