@@ -63,7 +63,7 @@ MESH_PORT_NAME: Final = "mesh"
 MESH_PORT: Final = 9091
 """Where router replicas tell one another what they do."""
 
-# Condition types of a ModelService, in the order in which a person reads them. The autoscaler owns the last two.
+# Condition types of a ModelService, in the order in which a person reads them. The autoscaler owns the last three.
 ACCEPTED: Final = "Accepted"
 FITS: Final = "Fits"
 READY: Final = "Ready"
@@ -71,6 +71,7 @@ ROUTABLE: Final = "Routable"
 PROGRESSING: Final = "Progressing"
 METRICS_FRESH: Final = "MetricsFresh"
 SCALING_ACTIVE: Final = "ScalingActive"
+CACHE_INDEX_HEALTHY: Final = "CacheIndexHealthy"
 MODEL_SERVICE_CONDITIONS: Final = (
     ACCEPTED,
     FITS,
@@ -79,6 +80,7 @@ MODEL_SERVICE_CONDITIONS: Final = (
     PROGRESSING,
     METRICS_FRESH,
     SCALING_ACTIVE,
+    CACHE_INDEX_HEALTHY,
 )
 
 

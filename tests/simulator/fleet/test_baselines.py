@@ -1,34 +1,155 @@
-"""What other autoscalers ask for, from their documentation, step by step."""
+"""The autoscalers that Forebay is compared with do what their documentation says, with the numbers it would give."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
+from forebay_simulator.fleet.autoscaling import AutoscalerSpec
+from forebay_simulator.fleet.horizontal import HorizontalPodAutoscaler, Pods, desired, pods_of
 from forebay_simulator.fleet.members import State
-from forebay_simulator.fleet.scaling import (
-    FixedRatio,
-    HorizontalPodAutoscaler,
-    Knative,
-    TokenVelocity,
-    recommended,
+from forebay_simulator.fleet.policies import SCALING
+from forebay_simulator.fleet.scaling import FixedRatio, Knative, TokenVelocity
+from forebay_simulator.fleet.scenarios import SCENARIOS
+from forebay_simulator.fleet.simulation import Run, Setting
+
+from .fleets import chats, mixed
+
+WITH_A_WINDOW = ("hpa-queue", "hpa-kv", "fixed-ratio")
+
+# ---- Kubernetes' HPA
+
+
+@pytest.mark.parametrize(
+    ("pods", "current", "expected"),
+    [
+        (Pods((4.0,) * 4), 4, 8),  # twice the target
+        (Pods((4.0,) * 4, missing=4), 8, 8),  # ordered already: those that start count as 0
+        (Pods((4.0,) * 4, pending=4), 8, 8),
+        (Pods((8.0,) * 4, missing=4), 8, 16),  # and it got worse
+        (Pods((4.0,) * 4, missing=8), 12, 12),  # 0.67 with the new ones: not the other way, either
+        (Pods((2.1,) * 4), 4, 4),  # within a tenth
+        (Pods((2.25,) * 4), 4, 5),
+        (Pods((1.85,) * 4), 4, 4),
+        (Pods((0.5,) * 8), 8, 2),
+        (Pods((0.5,) * 4, missing=4), 8, 5),  # those that start count as the target: (4 x 0.5 + 4 x 2) / 2
+        (Pods((0.5,) * 4, pending=4), 8, 1),  # those without a node do not count when it shrinks
+        (Pods((0.0,) * 3), 3, 0),  # what bounds are for
+        (Pods((2.0,) * 2, missing=2), 4, 4),
+        (Pods(()), 4, 4),
+        (Pods((), missing=4), 4, 4),
+    ],
 )
+def test_hpa_desires_what_the_replica_calculator_would(pods, current, expected):
+    assert desired(pods, 2.0, current) == expected
+
+
+def test_hpa_orders_for_an_overload_once():
+    """4 workers with 4 waiting at each, aimed at 2: 8 are right, however long they take to start."""
+    number, orders = 4, []
+    for _ in range(6):
+        number = desired(Pods((4.0,) * 4, missing=number - 4), 2.0, number)
+        orders.append(number)
+    assert orders == [8] * 6
+
+
+def test_hpa_at_most_doubles_or_adds_four_and_remembers_its_highest_wish():
+    scaling = HorizontalPodAutoscaler({}, stabilisation_s=300.0)
+    number, numbers = 4, []
+    for at_s, wish in ((0, 40), (15, 40), (30, 40), (45, 30), (300, 10), (330.1, 10), (346, 10), (361, 1)):
+        number = scaling.limited("mixed", number, wish, at_s)
+        numbers.append(number)
+    assert numbers == [8, 16, 32, 32, 32, 30, 10, 10]
+    assert HorizontalPodAutoscaler({}).limited("mixed", 1, 9, 0.0) == 5
+
+
+def test_hpa_takes_nothing_away_in_its_first_window():
+    """The number it finds counts as recommended, as in the controller."""
+    scaling = HorizontalPodAutoscaler({}, stabilisation_s=300.0)
+    assert [scaling.limited("mixed", 6, 1, at_s) for at_s in (15.0, 300.0, 315.0, 330.0)] == [6, 6, 6, 1]
+
+
+def test_hpa_leaves_out_workers_that_leave():
+    """A worker that drains has a metric still; it does not count, as a pod that is being deleted does not."""
+    going = Run(Setting(fleet=replace(mixed(4), gpus=5), trace=chats(20, 200, output=500)))
+    going._enter(0)
+    going.agenda.run(60.0)
+    going.members.scale("mixed", 2)
+    pool = going.members.pools["mixed"]
+    assert pool.count(State.DRAINING) == 2
+    assert len(pods_of(going.watch, pool, "kv_usage").values) == 2
+    going.members.scale("mixed", 5)
+    now = pods_of(going.watch, pool, "kv_usage")
+    assert (len(now.values), now.missing, now.pending) == (2, 1, 2)
+
+
+# ---- Knative
+
+
+class Situation:
+    """What Knative's autoscaler looks at, set by hand; what it wants is ready at once unless told otherwise."""
+
+    def __init__(self, **ready: int) -> None:
+        self.front = SimpleNamespace(pool_in_flight=dict.fromkeys(ready, 0), counts=SimpleNamespace(pending=0))
+        pools = {name: SimpleNamespace(wanted=number, count=self.counter(name)) for name, number in ready.items()}
+        self.members = SimpleNamespace(pools=pools)
+        self.ready = dict(ready)
+
+    def counter(self, name: str):
+        return lambda state: self.ready[name] if state is State.READY else 0
+
+    def course(self, scaling: Knative, name: str, until_s: int, load) -> list[tuple[int, int]]:
+        """(time, number) at each change of a pool's number while `load(time)` is in flight by pool."""
+        found: list[tuple[int, int]] = []
+        for at_s in range(0, until_s, 2):
+            self.front.pool_in_flight.update(load(at_s))
+            self.ready.update(wanted := scaling.decide(self, float(at_s)))
+            if not found or found[-1][1] != wanted[name]:
+                found.append((at_s, wanted[name]))
+        return found
+
+
+def test_knative_panics_in_the_pool_that_has_the_burst_only():
+    """Each revision has a panic mode of its own: a burst of prompts keeps no decode worker that has nothing to do."""
+
+    def course(burst: int) -> list[tuple[int, int]]:
+        load = lambda at_s: {"prefill": burst if at_s in range(62, 66) else 1, "decode": 2}  # noqa: E731
+        situation = Situation(prefill=1, decode=8)
+        return situation.course(Knative({"prefill": 1.0, "decode": 1.0}), "decode", 200, load)
+
+    assert course(burst=100) == course(burst=1) == [(0, 8), (62, 4), (64, 2)]
+
+
+def test_knative_keeps_a_panics_peak_for_a_stable_window_after_it():
+    """A burst of 30 for 4 s at 62 s. Until 60 s after it began nothing is taken away."""
+    load = lambda at_s: {"mixed": 30 if at_s in (62, 64) else 2}  # noqa: E731
+    course = Situation(mixed=2).course(Knative({"mixed": 1.0}), "mixed", 200, load)
+    peak_s, peak = max(course, key=lambda one: one[1])
+    assert peak == 21  # two of three looks of the panic window: (30 + 30 + 2) / 3
+    assert peak_s == 64
+    falls_s = next(at_s for (at_s, number), (_, before) in zip(course[1:], course, strict=False) if number < before)
+    assert falls_s == 62 + 60 + 2  # it began with the first look at the burst
+    assert course[-1][1] == 2
+
+
+def test_knative_begins_in_panic_where_there_are_several_workers():
+    course = Situation(mixed=6).course(Knative({"mixed": 10.0}), "mixed", 100, lambda _: {"mixed": 5})
+    assert course == [(0, 6), (62, 3), (64, 1)]
+
+
+# ---- HeteroScale, TokenScale
 
 
 class Played:
-    """A fleet as a test wants it: workers by pool, of which some are seen, and what they report."""
+    """A fleet as a test wants it: workers by pool, and the rates that Prometheus tells."""
 
     answering = True
 
     def __init__(self, **wanted: int) -> None:
-        self.members = SimpleNamespace(pools={name: Ready(count) for name, count in wanted.items()})
-        self.front = SimpleNamespace(pool_in_flight=dict.fromkeys(wanted, 0), counts=SimpleNamespace(pending=0))
-        self.seen = dict(wanted)
+        self.members = SimpleNamespace(pools={name: SimpleNamespace(wanted=count) for name, count in wanted.items()})
         self.rates: dict[str, float | None] = {}
-
-    def seen_workers(self, pool: str) -> list[None]:
-        return [None] * self.seen[pool]
 
     def rate(self, _pool: str, name: str, _length_s: float) -> float | None:
         return self.rates[name]
@@ -41,110 +162,6 @@ class Played:
         for name, count in wanted.items():
             self.members.pools[name].wanted = count
         return {name: pool.wanted for name, pool in self.members.pools.items()}
-
-
-class Ready:
-    """A pool whose workers are all ready."""
-
-    def __init__(self, wanted: int) -> None:
-        self.wanted = wanted
-
-    @property
-    def members(self) -> list[SimpleNamespace]:
-        return [SimpleNamespace(state=State.READY)] * self.wanted
-
-
-# ---- HPA
-
-
-@pytest.mark.parametrize(
-    ("current", "ratio", "seen", "expected"),
-    [
-        (4, 2.0, 4, 8),  # all seen: ceil(current x ratio)
-        (4, 1.09, 4, 4),  # within the tolerance of a tenth
-        (4, 1.11, 4, 5),
-        (4, 0.5, 4, 2),
-        (8, 2.0, 4, 8),  # the four that start count as idle: 16 of 16
-        (8, 3.0, 4, 12),  # still too few with them
-        (8, 1.5, 4, 8),  # with them it would shrink: the direction turns round, so nothing changes
-        (8, 0.5, 4, 6),  # shrinking, the four count as exactly at the target: (2 + 4) / 8
-        (8, 0.95, 4, 8),
-        (3, 2.0, 5, 6),  # some that leave are seen as well
-        (0, 2.0, 0, 0),
-    ],
-)
-def test_an_hpa_fills_up_what_has_no_metric(current, ratio, seen, expected):
-    """Its documentation: 0 % of the target in case of a scale up, 100 % of it in case of a scale down."""
-    assert recommended(current, ratio, seen=seen) == expected
-
-
-def hpa(value: float, **fields: float) -> HorizontalPodAutoscaler:
-    return HorizontalPodAutoscaler({"mixed": (lambda _watch, _pool: value, 2.0)}, **fields)
-
-
-def test_an_hpa_does_not_order_again_what_has_not_started():
-    """4 workers with 4 requests waiting on each, target 2: 8 are right, until they are ready and after."""
-    fleet, policy = Played(mixed=4), hpa(4.0)
-    assert [fleet.step(policy, 15.0 * look)["mixed"] for look in range(6)] == [8] * 6
-    fleet.seen["mixed"] = 8
-    policy.metrics = hpa(2.0).metrics
-    assert fleet.step(policy, 90.0) == {"mixed": 8}
-
-
-def test_an_hpa_grows_by_the_double_or_four_at_a_look_and_shrinks_to_the_most_of_its_window():
-    fleet, policy = Played(mixed=1), hpa(100.0, stabilisation_s=30.0)
-    numbers = []
-    for look in range(3):
-        numbers.append(fleet.step(policy, 15.0 * look)["mixed"])
-        fleet.seen["mixed"] = numbers[-1]
-    assert numbers == [5, 10, 20]
-    policy.metrics = hpa(0.2).metrics
-    assert [fleet.step(policy, at_s)["mixed"] for at_s in (45.0, 60.0, 75.0)] == [20, 20, 2]
-
-
-def test_an_hpa_without_a_metric_changes_nothing():
-    fleet = Played(mixed=3)
-    assert hpa(None).decide(fleet, 0.0) == {}
-    fleet.answering = False
-    assert hpa(9.0).decide(fleet, 0.0) == {}
-
-
-# ---- Knative
-
-
-def test_knative_takes_the_mean_of_a_minute_and_halves_at_most():
-    fleet, policy = Played(mixed=8), Knative({"mixed": 1.0})
-    fleet.front.pool_in_flight["mixed"] = 2
-    assert [fleet.step(policy, 2.0 * look)["mixed"] for look in range(4)] == [4, 2, 2, 2]
-    fleet.front.counts.pending = 1
-    assert fleet.step(policy, 100.0) == {"mixed": 3}, "what waits in front of it counts"
-
-
-def test_knative_in_panic_only_grows_for_a_minute():
-    fleet, policy = Played(mixed=2), Knative({"mixed": 1.0})
-    fleet.front.pool_in_flight["mixed"] = 10
-    assert fleet.step(policy, 0.0) == {"mixed": 10}, "five times what the ready workers take"
-    fleet.front.pool_in_flight["mixed"] = 1
-    assert {fleet.step(policy, float(at_s))["mixed"] for at_s in range(2, 60, 2)} == {10}
-    numbers = [fleet.step(policy, float(at_s))["mixed"] for at_s in range(60, 130, 2)]
-    assert numbers[0] == 5
-    assert numbers[-1] == 1
-
-
-def test_knative_panics_for_each_pool_by_itself():
-    courses = []
-    for burst in (1, 100):
-        fleet, policy = Played(prefill=2, decode=8), Knative({"prefill": 1.0, "decode": 1.0})
-        course = []
-        for look in range(60):
-            fleet.front.pool_in_flight = {"prefill": burst if look < 3 else 1, "decode": 2}
-            course.append(fleet.step(policy, 2.0 * look)["decode"])
-        courses.append(course)
-    assert courses[0] == courses[1]
-    assert courses[0][:3] == [4, 2, 2]
-
-
-# ---- HeteroScale, TokenScale
 
 
 def test_a_fixed_ratio_follows_decode_tokens_with_both_pools():
@@ -173,3 +190,15 @@ def test_token_velocity_is_arrivals_times_mean_length_over_what_a_worker_takes()
     assert fleet.step(policy, 61.0) == {"prefill": 1, "decode": 1}
     fleet.rates["good"] = fleet.rates["bad"] = 0.0
     assert policy.decide(fleet, 70.0) == {}
+
+
+# ---- all of them
+
+
+def test_all_who_wait_before_they_shrink_wait_equally_long():
+    """A scenario's stabilisation window is every policy's."""
+    scenario, trace = SCENARIOS["ramp"], chats(1, 20)
+    assert scenario.autoscaler.scale_down_window_s == 30.0
+    queue, kv, ratio = (SCALING[name](scenario.fleet, trace, scenario.autoscaler) for name in WITH_A_WINDOW)
+    assert queue.stabilisation_s == kv.stabilisation_s == ratio.past.length_s == 30.0
+    assert SCALING["hpa-kv"](mixed(1), trace, AutoscalerSpec()).stabilisation_s == 300.0

@@ -12,10 +12,11 @@ from forebay_autoscaler.policy import Tuning
 from forebay_autoscaler.queries import Signal
 from forebay_simulator.fleet.autoscaling import AutoscalerSpec
 from forebay_simulator.fleet.clairvoyance import MARGINS, Clairvoyant, cheapest
+from forebay_simulator.fleet.horizontal import Past
 from forebay_simulator.fleet.metrics import Scraping, answer_all
 from forebay_simulator.fleet.policies import SCALING
 from forebay_simulator.fleet.report import scores_of
-from forebay_simulator.fleet.scaling import Past, bounded
+from forebay_simulator.fleet.scaling import bounded
 from forebay_simulator.fleet.scrapes import Target, irate, mean, rate
 from forebay_simulator.fleet.simulation import Run, Setting
 from forebay_simulator.fleet.sizing import expectation, mean_request

@@ -125,11 +125,6 @@ class Watch:
         """Sum of a gauge over a pool's workers."""
         return self.sum_of(pool, lambda one: one.last(name))
 
-    def average(self, pool: str, name: str) -> float | None:
-        """Mean of a gauge over a pool's workers, now."""
-        workers = self.seen_workers(pool)
-        return sum(one.last(name) for one in workers) / len(workers) if workers else None
-
     def mean_over(self, pool: str, name: str, length_s: float) -> float | None:
         """Sum over a pool's workers of a gauge's mean over a window."""
         now_s = self.agenda.now_s
@@ -182,6 +177,11 @@ def answer_all(watch: Watch, tuning: Tuning, attainment_window_s: float) -> dict
     answers[Signal.TPOT] = _buckets(watch, TPOT_SERIES, tuning.rate_window_s)
     answers[Signal.VERDICTS] = _verdicts(watch, attainment_window_s)
     answers[Signal.VERDICTS_LATELY] = _verdicts(watch, tuning.rate_window_s)
+    # Simulated engines publish no KV events: their caches are judged by what was sent.
+    unheard = sum(len(watch.seen_workers(pool)) for pool in watch.members.pools)
+    answers[Signal.CACHE_INDEX] = (
+        [_sample(watch, unheard, state="none")] if watch.router.seen(watch.agenda.now_s) else []
+    )
     for pool in watch.members.pools:
         for signal, value in _pool_values(watch, pool, tuning).items():
             answers.setdefault(signal, [])

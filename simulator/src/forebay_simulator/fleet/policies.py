@@ -10,18 +10,10 @@ from forebay_simulator.fleet.affinity import approximate, bounded_hashing, cache
 from forebay_simulator.fleet.autoscaling import AutoscalerSpec, ForebayAutoscaler
 from forebay_simulator.fleet.choosing import Forebay
 from forebay_simulator.fleet.clairvoyance import Clairvoyant
+from forebay_simulator.fleet.horizontal import HorizontalPodAutoscaler, Past
 from forebay_simulator.fleet.members import Member
-from forebay_simulator.fleet.metrics import Watch
 from forebay_simulator.fleet.routing import Routing, at_random, least_load, round_robin
-from forebay_simulator.fleet.scaling import (
-    FixedRatio,
-    HorizontalPodAutoscaler,
-    Knative,
-    Past,
-    Scaling,
-    Static,
-    TokenVelocity,
-)
+from forebay_simulator.fleet.scaling import FixedRatio, Knative, Scaling, Static, TokenVelocity
 from forebay_simulator.fleet.sizing import Expectation, expectation, mean_request
 from forebay_simulator.fleet.spec import FleetSpec, PoolSpec
 from forebay_simulator.fleet.traces.trace import Trace
@@ -43,8 +35,8 @@ ROUTING: Mapping[str, MakeRouting] = {
 MakeScaling = Callable[[FleetSpec, Trace, AutoscalerSpec], Scaling]
 """A policy for one run. Only the bound may look at the trace's order; the others at its mean request, as operators would."""
 
-QUEUE_TARGET = 2.0
-"""Requests waiting per worker that HPA aims at."""
+QUEUE_TARGET = 5.0
+"""Requests waiting per worker that HPA aims at: the threshold of the vLLM production stack's guide to autoscaling."""
 KV_TARGET = 0.7
 """Share of KV cache held that HPA aims at."""
 UTILISATION = 0.7
@@ -60,10 +52,8 @@ def _expected(fleet: FleetSpec, trace: Trace) -> dict[str, Expectation]:
 
 
 def _hpa(fleet: FleetSpec, spec: AutoscalerSpec, series: str, target: float) -> Scaling:
-    def metric(watch: Watch, pool: str) -> float | None:
-        return watch.average(pool, series)
-
-    return HorizontalPodAutoscaler({pool.name: (metric, target) for pool in fleet.pools}, spec.scale_down_window_s)
+    metrics = {pool.name: (series, target) for pool in fleet.pools}
+    return HorizontalPodAutoscaler(metrics, stabilisation_s=spec.scale_down_window_s)
 
 
 def _knative(fleet: FleetSpec, trace: Trace) -> Scaling:
