@@ -75,8 +75,8 @@ def portions_of(offers: Sequence[Offer], planned_per_s: float | None, *, headroo
         usable_per_s = (offer.good_rate_per_s or 0.0) / (1.0 + headroom)
         could_do = offer.most * usable_per_s
         grow = left if place == len(ordered) else min(left, could_do)
-        keep = max(grow, min(uncovered, could_do))
-        to_grow, to_keep = grow / planned_per_s, keep / planned_per_s
+        # Not bounded by what it could do: as a share that would fall where demand rises beyond it.
+        to_grow, to_keep = grow / planned_per_s, max(grow, uncovered) / planned_per_s
         running = min(1.0, to_keep / offer.share) if offer.share > 0 else 1.0
         told = f"filled {place} of {len(ordered)} by cost, {1000 * (offer.cost or 0.0):.2g} for 1,000 requests"
         portions[offer.name] = Portion(to_grow, to_keep, running, told)
