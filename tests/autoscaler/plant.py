@@ -157,7 +157,6 @@ class Plant:
             burst_per_s=sum(1 for at_s in self.arrivals if at_s > self.now_s - burst_s) / burst_s,
             latest_per_s=sum(1 for at_s in self.arrivals if at_s > self.now_s - 2) / 2,
             scrapes=burst_s / 2,
-            in_flight=len(self.queue) + len(self.busy),
             ttft_per_s=len(self.first_tokens) / window_s,
             ttft_within_per_s=in_time / window_s,
             tpot_per_s=finished / window_s,

@@ -242,7 +242,7 @@ class SplitPlant:
         signals = ServiceSignals(
             arrived_per_s=rate("arrived"), burst_per_s=rate("arrived", tuning.burst_window_s),
             latest_per_s=one(latest_per_s),
-            scrapes=one(len(self._window(tuning.burst_window_s))), refused_per_s=one(0.0), in_flight=one(0.0),
+            scrapes=one(len(self._window(tuning.burst_window_s))), refused_per_s=one(0.0),
             pending=one(0.0),
             ttft_per_s=rate("ttft"), ttft_within_per_s=rate("ttft_ok"),
             tpot_per_s=rate("tpot"), tpot_within_per_s=rate("tpot_ok"),

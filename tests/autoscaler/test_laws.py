@@ -104,6 +104,13 @@ def test_a_shared_budget_is_kept_used_and_fair(wishes, spare):
         assert not fits or pays or n >= min(wish.replicas, wish.current), "nobody loses a worker to another for little"
 
 
+def test_nothing_is_taken_for_another_pool_from_one_that_is_unknown_but_the_budget_binds_all():
+    unknown, hungry = Wish(6, 6, 1, 1, kept=6), Wish(60, 2, 1, 1)
+    assert share_budget([unknown, hungry], 8) == [6, 2]
+    assert share_budget([replace(unknown, kept=0), hungry], 8) == [1, 7], "what would be fair"
+    assert share_budget([unknown, replace(unknown)], 4) == [2, 2], "lowered: a hard bound"
+
+
 @given(points=st.lists(st.tuples(st.floats(0, 10), st.integers(-50, 50)), max_size=30), length_s=st.floats(0, 30))
 def test_a_window_knows_the_maximum_of_its_values(points, length_s):
     window, now_s, seen = Window(), 0.0, []

@@ -48,7 +48,7 @@ def test_ages_are_differences_of_prometheus_own_clock():
     fresh = Signals(answers, stale_after_s=20).of_service(KEY, OBJECTIVE)
     assert (fresh.arrived_per_s.state, fresh.arrived_per_s.age_s) == (DataState.VALUE, 12.0)
     assert fresh.pending.state is DataState.ZERO
-    assert fresh.in_flight.state is DataState.UNKNOWN
+    assert fresh.burst_per_s.state is DataState.UNKNOWN
     assert fresh.refused_per_s.state is DataState.ZERO, "no client error yet"
     stale = Signals(answers, stale_after_s=10).of_service(KEY, OBJECTIVE)
     assert stale.arrived_per_s.state is DataState.STALE
@@ -255,7 +255,7 @@ async def test_a_replica_that_loses_the_lease_while_it_acts_stops_acting():
         leading = True
 
     class Actor:
-        async def act(self, decision, _stored):
+        async def act(self, decision, _stored, **_caches):
             acted.append(decision.key[1])
             lease.leading = len(acted) < 2
 
@@ -328,7 +328,7 @@ async def test_a_service_that_cannot_be_decided_on_takes_no_other_with_it():
             return Look(tuple(subjects), {}, {})
 
     class Actor:
-        async def act(self, decision, _stored):
+        async def act(self, decision, _stored, **_caches):
             acted.append(decision.key[1])
             if decision.key[1] == "a":
                 raise ValueError("a")

@@ -4,6 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from forebay_autoscaler.__main__ import trusted
+from forebay_autoscaler.errors import AutoscalerError
 from forebay_autoscaler.settings import build_parser, documented_options, parse_settings
 
 URL = "http://prometheus.monitoring:9090"
@@ -65,6 +67,15 @@ def test_a_wrong_setting_ends_with_a_sentence(arguments, environment, message, c
         parse_settings(arguments, environment)
     assert ended.value.code == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", [None, "", "-----BEGIN CERTIFICATE-----\nx\n-----END CERTIFICATE-----\n"])
+def test_an_authority_that_cannot_be_used_ends_with_the_flags_name(tmp_path, text):
+    path = tmp_path / "ca.pem"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(AutoscalerError, match=f"--prometheus-ca-file {path}"):
+        trusted(str(path))
 
 
 def test_help_names_every_variable():

@@ -37,7 +37,7 @@ def load_of(
 ) -> ServiceObservation:
     """A mixed pool that is asked for this rate; everything in time, unless said otherwise."""
     running = rate_per_s * service_s
-    service = {"arrived_per_s": rate_per_s, "burst_per_s": rate_per_s, "in_flight": running}
+    service = {"arrived_per_s": rate_per_s, "burst_per_s": rate_per_s}
     for name in ("ttft", "tpot"):
         share = numbers.pop(f"{name}_share", 1.0)
         service |= {f"{name}_per_s": rate_per_s, f"{name}_within_per_s": share * rate_per_s}

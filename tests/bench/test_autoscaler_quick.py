@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
+from forebay_simulator.fleet.report import Line, Scores, document
 from tests.bench.autoscaler.__main__ import main, merged
 from tests.bench.autoscaler.situations import POLICIES, SITUATIONS
 
@@ -33,8 +35,41 @@ def test_a_quick_comparison_writes_json_text_and_a_page(tmp_path, capsys):
     assert (tmp_path / "autoscaler.html").read_text().count("<svg") == 2
 
 
+LIMITS = {"ttft_s": 1.0, "tpot_s": 0.025, "target": 0.95}
+
+
+def figures(name: str, objective: dict[str, float] = LIMITS, **gpu_hours: float) -> dict[str, Any]:
+    """A document of one situation: policies by scaling, with their GPU-hours."""
+    values = dict.fromkeys(Scores.__dataclass_fields__, 1)
+    lines = [
+        Line(f"least-load + {scaling}", (Scores(**values | {"gpu_hours": hours}),), bound=scaling == "clairvoyant")
+        for scaling, hours in gpu_hours.items()
+    ]
+    return json.loads(json.dumps({name: document(lines, {"scenario": name, "about": "x", "objective": objective})}))
+
+
+def hours_of(found: dict[str, Any], name: str) -> dict[str, float]:
+    return {one["policy"].rpartition(" + ")[2]: one["summary"]["gpu_hours"]["mean"] for one in found[name]["policies"]}
+
+
 def test_new_figures_take_the_place_of_old_ones_of_the_same_policy_only():
-    assert merged({"other": {"policies": []}}, {}) == {"other": {"policies": []}}
+    before = figures("step", kpa=3.0, clairvoyant=2.0) | figures("ramp", forebay=9.0)
+    found = merged(before, figures("step", forebay=5.0, kpa=4.0))
+    assert hours_of(found, "step") == {"kpa": 4.0, "clairvoyant": 2.0, "forebay": 5.0}
+    assert hours_of(found, "ramp") == {"forebay": 9.0}
+    over = {one["policy"].rpartition(" + ")[2]: one["gpu_hours_over_bound"] for one in found["step"]["policies"]}
+    assert over["kpa"] == pytest.approx(1.0), "twice the bound, which is an old figure"
+    assert merged(before, {}) == before
+
+
+def test_old_figures_of_another_question_are_dropped():
+    """Another objective, or scores that were counted otherwise."""
+    before = figures("step", {**LIMITS, "ttft_s": 2.0}, kpa=3.0)
+    assert hours_of(merged(before, figures("step", forebay=5.0)), "step") == {"forebay": 5.0}
+    before = figures("step", kpa=3.0, hpa_queue=2.0)
+    before["step"]["policies"][1]["policy"] = "least-load + hpa-queue"
+    del before["step"]["policies"][0]["seeds"][0]["preemptions"]
+    assert hours_of(merged(before, figures("step", forebay=5.0)), "step") == {"hpa-queue": 2.0, "forebay": 5.0}
 
 
 @pytest.mark.parametrize("name", SITUATIONS)

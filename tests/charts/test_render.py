@@ -148,6 +148,33 @@ def test_ports_are_named_as_others_look_for_them(helm: Helm, values: dict[str, A
 
 
 @variants
+def test_a_busy_loop_is_let_be_and_one_that_never_turns_again_is_ended_within_three_minutes(
+    helm: Helm, values: dict[str, Any]
+):
+    """C149: every page of the control port shares the loop with the work; eight seconds of it are no reason for a restart."""
+    for deployment in of_kind(helm.template(values), "Deployment"):
+        probe = container_of(deployment)["livenessProbe"]
+        assert probe["periodSeconds"] * (probe["failureThreshold"] - 1) > 8
+        assert probe["periodSeconds"] * (probe["failureThreshold"] + 1) + probe["timeoutSeconds"] < 180
+
+
+@variants
+def test_tokenizers_are_where_the_router_is_told_to_look(helm: Helm, values: dict[str, Any]):
+    wanted = values.get("router", {}).get("tokenizers", [])
+    deployment = of_component(helm.template(values), "Deployment", "router")
+    router = container_of(deployment)
+    told = dict(parse_router(arguments_of(deployment), environment_of(deployment)).tokenizers)
+    mounts = {one["mountPath"]: one for one in router["volumeMounts"]}
+    volumes = {one["name"]: one for one in deployment["spec"]["template"]["spec"]["volumes"]}
+    assert list(told) == [one["model"] for one in wanted]
+    for one in wanted:
+        mount = mounts[str(told[one["model"]])]
+        assert mount["readOnly"]
+        assert mount.get("subPath") == one.get("subPath")
+        assert volumes[mount["name"]] == {"name": mount["name"], **one["volume"]}
+
+
+@variants
 def test_router_replicas_find_each_other_and_nobody_else(helm: Helm, values: dict[str, Any]):
     objects = helm.template(values)
     router = of_component(objects, "Deployment", "router")
@@ -266,8 +293,24 @@ def test_without_their_kind_monitors_are_left_out_and_the_notes_say_so(helm: Hel
                 "WARNING: the router is reached from outside the cluster and asks for no key",
             ],
         ),
+        (
+            PROMETHEUS,
+            [
+                "     curl -N http://127.0.0.1:8080/v1/chat/completions -H 'Content-Type: application/json' \\\n       -d '{"
+            ],
+        ),
+        (
+            PROMETHEUS | {"router": {"apiKeysSecret": "keys", "tlsSecret": "tls"}},
+            [
+                "KEY=...   # a key of those that the Secret keys lists",
+                (
+                    "     curl -N https://127.0.0.1:8080/v1/chat/completions --insecure -H 'Content-Type: application/json' \\\n"
+                    '       -H "Authorization: Bearer $KEY" \\\n       -d \'{'
+                ),
+            ],
+        ),
     ],
-    ids=["default", "named namespaces", "autoscaler off", "another port"],
+    ids=["default", "named namespaces", "autoscaler off", "another port", "no key", "keys and TLS"],
 )
 def test_the_notes_tell_the_next_steps(helm: Helm, values: dict[str, Any], lines: list[str]):
     shown = helm.run("install", RELEASE, str(CHART), "--dry-run=client", values=values)

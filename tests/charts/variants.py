@@ -138,6 +138,20 @@ VARIANTS: dict[str, dict[str, Any]] = {
         },
     },
     "routers of several processes": {**PROMETHEUS, "router": {"processes": 4}},
+    "tokenizers": {
+        **PROMETHEUS,
+        "router": {
+            "tokenizers": [
+                {
+                    "model": "llama-3.1-8b",
+                    "volume": {"persistentVolumeClaim": {"claimName": "models", "readOnly": True}},
+                    "subPath": "llama-3.1-8b",
+                },
+                {"model": "qwen3-8b", "volume": {"image": {"reference": "registry.example.com/qwen3-8b-tokenizer:1"}}},
+            ],
+            "extraArgs": ["--access-log=all"],
+        },
+    },
     "routers apart": {
         **PROMETHEUS,
         "router": {"mesh": {"enabled": False}},

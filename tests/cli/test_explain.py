@@ -115,3 +115,11 @@ def test_the_answer_can_be_had_as_json(monkeypatch, tmp_path):
     file.write_text("{}")
     made = CliRunner().invoke(app, ["explain", "request", str(file), "--json"])
     assert json.loads(made.stdout) == TOLD
+
+
+def test_names_are_no_markup():
+    """A listed worker with an IPv6 address, and whatever else a name may hold."""
+    name = "http://[fd00::1]:8000"
+    text = shown({**TOLD, "worker": name, "prefill": "[red]p[/]", "candidates": [{**CANDIDATE, "worker": name}]})
+    assert f"goes to {name}, prompt computed by [red]p[/]: " in text
+    assert any(line.startswith(name) for line in text.splitlines())

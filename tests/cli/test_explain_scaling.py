@@ -8,8 +8,10 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from io import StringIO
 from typing import Any
+from urllib.parse import unquote
 
 import pytest
 from rich.console import Console
@@ -130,3 +132,50 @@ def test_a_port_that_nobody_listens_on_is_a_sentence():
 def test_a_cluster_that_cannot_be_reached_is_a_sentence(tmp_path):
     with pytest.raises(CliError, match="no cluster to ask"):
         explained("llama-8b", "--kubeconfig", str(tmp_path / "missing"))
+
+
+@pytest.mark.parametrize(
+    ("status", "message"),
+    [
+        (403, r"the API server refuses \(403\): listing pods in all namespaces, and `get` on `pods/proxy`, is needed"),
+        (401, r"the API server refuses \(401\)"),
+        (500, "the API server answers 500"),
+        (200, "no autoscaler pod in this cluster"),
+    ],
+)
+def test_what_the_api_server_refuses_is_told_with_the_right_that_lacks(tmp_path, status, message):
+    asked: list[str] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(unquote(self.path))
+            body = json.dumps({"kind": "PodList", "apiVersion": "v1", "metadata": {}, "items": []}).encode()
+            self.send_response(status)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            """Say nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+        config = {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "current-context": "x",
+            "contexts": [{"name": "x", "context": {"cluster": "x", "user": "x"}}],
+            "clusters": [{"name": "x", "cluster": {"server": f"http://127.0.0.1:{server.server_address[1]}"}}],
+            "users": [{"name": "x", "user": {"token": "t"}}],
+        }
+        file = tmp_path / "kubeconfig"
+        file.write_text(json.dumps(config))
+        with pytest.raises(CliError, match=message):
+            CliRunner().invoke(
+                app, ["explain", "scaling", "llama-8b", "--kubeconfig", str(file)], catch_exceptions=False
+            )
+        server.shutdown()
+    selector = "labelSelector=app.kubernetes.io/name=forebay,app.kubernetes.io/component=autoscaler"
+    assert asked
+    assert all(selector in path for path in asked), "pods of other products are not asked"

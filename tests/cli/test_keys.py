@@ -39,3 +39,13 @@ def test_what_a_key_file_could_not_hold_is_refused_with_a_sentence():
     assert "tenant: must be 1 to 63 letters" in refused.stderr
     assert "maxInFlight" in refused.stderr
     assert "fb-" not in refused.stderr
+
+
+def test_a_file_that_is_begun_by_it_is_a_key_file(tmp_path: Path):
+    """The first command of docs/security.md, on a file that is not there yet."""
+    path = tmp_path / "keys.yaml"
+    command = f"{sys.executable} -m forebay_cli keys new --tenant team-a"
+    for _ in range(2):
+        subprocess.run(f"{command} >> {path}", shell=True, capture_output=True, check=True, timeout=110)
+    assert path.read_text().count("keys:") == 1
+    assert len(read_keys(path).grants) == 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 from pathlib import Path
@@ -89,11 +90,58 @@ def test_scenarios_are_listed():
         (["--trace", CONVERSATION, "--prefill", "2"], "--prefill and --decode go together"),
         (["--trace", CONVERSATION, "--model", "llama-3.1-70b"], "No available memory for the cache blocks"),
         (["--trace", CONVERSATION, "-o", "yaml"], "--output is table or json"),
+        (["--trace", CONVERSATION, "--first", "0s"], "has no request within 0s"),
+        (["--trace", CONVERSATION, "--first", "soon"], "'soon' is not a duration"),
+        (["--trace", CONVERSATION, "--target", "2"], "objective.target must be in"),
+        (
+            ["--trace", CONVERSATION, "--block-size", "17", "--first", "9s"],
+            "engine blocks of 17 tokens cannot be named",
+        ),
+        (["--trace", CONVERSATION, "--write", "/dev/null/run.json"], "/dev/null/run.json cannot be written"),
+        (["--trace", CONVERSATION, "--html", "/"], "/ cannot be written: Is a directory"),
+        (["--trace", CONVERSATION, "--workers", "16", "--prefill", "5", "--decode", "4"], "--workers are mixed ones"),
+        (["--scenario", "step", "--budget", "4", "--ttft", "2s"], "--budget, --ttft: a scenario has its own"),
+        (["--scenario", "step", "--trace", CONVERSATION], "--trace: a scenario has its own"),
     ],
 )
 def test_what_cannot_be_done_is_a_sentence(flags, message):
     with pytest.raises(CliError, match=message):
         CliRunner().invoke(app, ["replay", *flags], catch_exceptions=False)
+
+
+ROW = b'{"timestamp": 0, "input_length": 10, "output_length": 1, "hash_ids": [1]}\n'
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("empty.jsonl", b"", "empty has no request"),
+        ("five.jsonl", ROW + b"5\n", "five.jsonl, line 2: must be a JSON object"),
+        ("cut.jsonl.gz", gzip.compress(ROW * 99)[:-9], "cut.jsonl.gz: it is damaged"),
+        ("bad.jsonl.gz", gzip.compress(ROW * 99)[:12] + b"x" * 40, "bad.jsonl.gz: it is damaged"),
+        ("picture.jsonl", b"\xff\xd8\xff\n", "picture.jsonl: it is damaged"),
+    ],
+)
+def test_a_trace_that_cannot_be_read_is_a_sentence(tmp_path, name, content, message):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(CliError, match=message):
+        CliRunner().invoke(app, ["replay", "--trace", str(tmp_path / name)], catch_exceptions=False)
+
+
+@pytest.mark.parametrize("flag", ["--workers", "--block-size", "--tensor", "--seeds", "--jobs", "--rate", "--budget"])
+def test_a_number_that_must_be_above_zero_is_refused(flag):
+    result = CliRunner().invoke(app, ["replay", "--trace", CONVERSATION, flag, "0"])
+    assert result.exit_code == 2
+    assert f"Invalid value for '{flag}'" in result.output
+
+
+def test_a_fault_of_the_simulators_is_not_told_as_the_users(monkeypatch):
+    def broken(*_arguments, **_named):
+        raise ValueError("a fault of ours")
+
+    monkeypatch.setattr("forebay_cli.replay.compare", broken)
+    with pytest.raises(ValueError, match="a fault of ours"):
+        CliRunner().invoke(app, ["replay", *SHORT], catch_exceptions=False)
 
 
 def history(tmp_path: Path) -> Path:

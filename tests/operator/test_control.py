@@ -72,3 +72,12 @@ def test_other_paths_are_named(client):
     answer = client.get("/")
     assert answer.status_code == 404
     assert "/readyz" in answer.json()["error"]
+
+
+def test_an_address_of_either_family_is_served(health):
+    """FOREBAY_CONTROL=[::]:9090, as clusters of one family have it."""
+    for host in ("127.0.0.1", "::1"):
+        shown = f"[{host}]" if ":" in host else host
+        with ControlServer((host, 0), health, Metrics().registry) as server:
+            answer = httpx.get(f"http://{shown}:{server.port}/healthz", trust_env=False)
+            assert answer.status_code == 200

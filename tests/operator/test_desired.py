@@ -99,6 +99,14 @@ def test_replicas_are_never_a_part_of_the_pool_that_is_applied():
             assert "replicas" not in one["spec"]
 
 
+def test_a_drain_is_never_blocked_by_the_budget_of_a_single_worker():
+    """C145: a minimum of one ready worker would make `kubectl drain` wait for ever."""
+    (budget,) = (one for one in everything_for(model_service()) if one["kind"] == "PodDisruptionBudget")
+    assert budget["spec"]["maxUnavailable"] == 1
+    assert "minAvailable" not in budget["spec"]
+    assert budget["spec"]["unhealthyPodEvictionPolicy"] == "AlwaysAllow"
+
+
 @given(
     drain=st.integers(min_value=1, max_value=7200),
     prestop=st.integers(min_value=0, max_value=60),

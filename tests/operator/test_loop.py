@@ -124,3 +124,19 @@ async def test_a_fault_in_one_object_does_not_stop_the_others(metrics, caplog):
     repairs = {"namespace": good.namespace, "kind": "Deployment"}
     assert metrics.registry.get_sample_value("forebay_operator_drift_repairs_total", repairs) == 0
     assert "reconciliation failed unexpectedly" in caplog.text
+
+
+async def test_the_queues_depth_is_told_while_every_worker_is_stuck(metrics):
+    class Stuck:
+        async def reconcile(self, _key: ObjectKey) -> Outcome:
+            raise AssertionError(await asyncio.get_running_loop().create_future())
+
+    queue: KeyedQueue[ObjectKey] = KeyedQueue(PACE, now=asyncio.get_running_loop().time, rng=random.Random(1))
+    running = asyncio.create_task(ReconcileLoop(queue, {KEY.kind: Stuck()}, metrics).run(1))
+    queue.put(KEY)
+    await asyncio.sleep(0.01)
+    for number in range(5):
+        queue.put(model_service_key("team", f"waiting-{number}"))
+    assert metrics.registry.get_sample_value("forebay_operator_queue_depth") == 5
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)

@@ -209,6 +209,8 @@ class ScriptedWorker:
     connections: set[asyncio.StreamWriter] = field(default_factory=set)
     accepted: int = 0
     """Connections so far."""
+    probed: int = 0
+    """Health checks so far."""
     port: int = 0
     server: asyncio.Server | None = None
 
@@ -253,6 +255,7 @@ class ScriptedWorker:
             writer.close()
 
     async def _answer(self, asked: Asked, wire: Wire) -> None:
+        self.probed += asked.path == "/health"
         if asked.path == "/health" and self.hung:
             await wire.left
             wire.ended = True

@@ -4,21 +4,25 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import timedelta
 from random import Random
 from typing import Any
 
 import pytest
+from kubernetes.aio.config import incluster_config
 
 from forebay_api.modelservice import Role
 from forebay_router.discovery import kubernetes, listwatch
+from forebay_router.discovery.apiserver import ApiServer
 from forebay_router.discovery.kubernetes import POD_SELECTOR, KubernetesDiscovery
 from forebay_router.discovery.listwatch import ApiFailure, Backoff, Follower, lines
 from forebay_router.discovery.objects import read_service, read_worker
 from forebay_router.speed import Origin
 from forebay_router.table import ServiceKey, WorkerState, WorkerTable
 from forebay_router.upstream import Upstreams
+from tests.router.authority import Authority, server_context
 from tests.router.harness import until
-from tests.router.scripted import hello, workers
+from tests.router.scripted import hello, read_request, workers
 
 SERVICES = "/apis/forebay.dev/v1alpha1/modelservices"
 PODS = "/api/v1/pods"
@@ -426,3 +430,34 @@ def test_worker_in_detail():
     worker = read_worker(publishing)
     assert (worker.port, worker.kv_events_port, worker.kv_replay_port) == (8000, 5557, 5558)
     assert read_worker(pod(role="Cook")) is None
+
+
+async def test_a_rotated_token_is_read_again(tmp_path, monkeypatch):
+    """C146: a mounted token is replaced while the router runs."""
+    authority = Authority(tmp_path)
+    token, seen = tmp_path / "token", []
+    token.write_text("first")
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked = await read_request(reader)
+        seen.append(asked.headers["authorization"])
+        body = b'{"items": [], "metadata": {"resourceVersion": "1"}}'
+        writer.write(b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=server_context(authority.issue(tmp_path)))
+    monkeypatch.setattr(incluster_config, "SERVICE_TOKEN_FILENAME", str(token))
+    monkeypatch.setattr(incluster_config, "SERVICE_CERT_FILENAME", str(authority.certificate))
+    monkeypatch.setattr(incluster_config.datetime, "timedelta", lambda **_: timedelta(0))  # a minute has always passed
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1")
+    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", str(server.sockets[0].getsockname()[1]))
+    api = await ApiServer.connect()
+    try:
+        await api.list(PODS, "")
+        token.write_text("second")
+        await api.list(PODS, "")
+    finally:
+        await api.close()
+        server.close()
+    assert seen == ["bearer first", "bearer second"]

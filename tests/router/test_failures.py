@@ -1,7 +1,9 @@
 """Workers that fail: another is tried before the answer has begun; afterwards the client is told."""
 
 import asyncio
+import socket
 import time
+from contextlib import contextmanager
 
 import pytest
 
@@ -547,3 +549,45 @@ async def test_client_that_reads_nothing_is_given_up():
         await until(lambda: worker.asked and worker.asked[0].aborted, "the worker is told to stop")
         assert router.verdicts()["abandoned"] == 1
         client.leave()
+
+
+async def test_the_first_request_after_a_spell_of_dropped_connections_is_served():
+    """C007: packets to the only worker are dropped while many requests fail; nothing of that is left afterwards."""
+    worker = ScriptedWorker()
+    await worker.start()
+    flags = ("--connect-timeout", "100ms", "--hold-timeout", "300ms", "--attempts", "1")
+    try:
+        async with routed(worker, flags=flags) as router:
+            assert (await ask(router, chat())).status == 200
+            await worker.stop()
+            with dropping(worker.port):
+                replies = await asyncio.gather(*(ask(router, chat()) for _ in range(60)))
+                assert {reply.status for reply in replies} <= {502, 503, 504}
+            await worker.start()
+            began_s = time.monotonic()
+            await until(lambda: router.service.snapshot.by_uid, "a probe has found it again")
+            assert time.monotonic() - began_s < 3
+            for _ in range(20):
+                assert (await ask(router, chat())).status == 200
+    finally:
+        await worker.stop()
+
+
+@contextmanager
+def dropping(port: int):
+    """A port whose queue of connections is full, so that the kernel drops every further SYN."""
+    listener = socket.socket()
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.bind(("127.0.0.1", port))
+    listener.listen(0)
+    waiting = []
+    for _ in range(3):
+        one = socket.socket()
+        one.setblocking(False)
+        one.connect_ex(("127.0.0.1", port))
+        waiting.append(one)
+    try:
+        yield
+    finally:
+        for one in (*waiting, listener):
+            one.close()

@@ -173,3 +173,22 @@ async def test_a_router_does_not_start_with_a_file_that_it_cannot_read(tmp_path)
     with pytest.raises(SystemExit, match=r"forebay-router: .*gone\.yaml: cannot be read"):
         async with running("--worker-file", str(tmp_path / "gone.yaml")):
             pass
+
+
+async def test_after_many_reloads_each_worker_is_probed_by_one_loop_and_removed_ones_by_none(tmp_path):
+    """C061."""
+    async with workers(hello, hello, hello) as all_three:
+        path = written(tmp_path / "workers.json", service(all_three[0].url))
+        async with running("--worker-file", str(path)) as router:
+            (file,) = router.process.router.tools.protection.files
+            for chosen in ((1, 2), (0,), (0, 1, 2), (2,), (0, 1)):
+                written(path, service(*(all_three[at].url for at in chosen)))
+                await file.look()
+            await until(lambda: len(router.service.snapshot.by_uid) == 2, "the last two are ready")
+            before = [one.probed for one in all_three]
+            await asyncio.sleep(0.6)  # the span that is measured: twelve intervals
+            probed = [one.probed - at for one, at in zip(all_three, before, strict=True)]
+            assert probed[2] == 0
+            assert all(6 <= count <= 13 for count in probed[:2]), probed
+            await all_three[0].stop()
+            await until(lambda: len(router.service.snapshot.by_uid) == 1, "one that dies is still noticed")

@@ -54,7 +54,6 @@ NIXL_PORT: Final = 5600
 KV_EVENTS_PORT_NAME: Final = "kv-events"
 KV_EVENTS_PORT: Final = 5557
 KV_REPLAY_PORT_NAME: Final = "kv-replay"
-KV_REPLAY_PORT: Final = 5558
 
 # Ports of Forebay's own components.
 METRICS_PORT_NAME: Final = "metrics"
@@ -64,7 +63,7 @@ MESH_PORT_NAME: Final = "mesh"
 MESH_PORT: Final = 9091
 """Where router replicas tell one another what they do."""
 
-# Condition types of a ModelService, in the order in which a person reads them. The autoscaler owns the last two.
+# Condition types of a ModelService, in the order in which a person reads them. The autoscaler owns the last three.
 ACCEPTED: Final = "Accepted"
 FITS: Final = "Fits"
 READY: Final = "Ready"
@@ -72,6 +71,7 @@ ROUTABLE: Final = "Routable"
 PROGRESSING: Final = "Progressing"
 METRICS_FRESH: Final = "MetricsFresh"
 SCALING_ACTIVE: Final = "ScalingActive"
+CACHE_INDEX_HEALTHY: Final = "CacheIndexHealthy"
 MODEL_SERVICE_CONDITIONS: Final = (
     ACCEPTED,
     FITS,
@@ -80,6 +80,7 @@ MODEL_SERVICE_CONDITIONS: Final = (
     PROGRESSING,
     METRICS_FRESH,
     SCALING_ACTIVE,
+    CACHE_INDEX_HEALTHY,
 )
 
 

@@ -98,11 +98,21 @@ async def serve(settings: Settings) -> None:
             await control
 
 
+def trusted(ca_file: str | None) -> ssl.SSLContext:
+    """Whom to trust about Prometheus: the system's authorities, or those in a file; AutoscalerError when it cannot be used."""
+    try:
+        return ssl.create_default_context(cafile=ca_file)
+    except OSError as error:  # ssl.SSLError is one
+        raise AutoscalerError(
+            f"--prometheus-ca-file {ca_file}: no certificates in PEM form can be read: {error}"
+        ) from error
+
+
 @asynccontextmanager
 async def wire(settings: Settings) -> AsyncIterator[tuple[Loop, Waker, Elector | None]]:
     """Make the parts of one replica and close what they hold."""
+    verify = trusted(settings.prometheus_ca_file)
     api = await connect(settings.kubeconfig, timeout_s=settings.timeout_s)
-    verify = ssl.create_default_context(cafile=settings.prometheus_ca_file)
     auth = TokenFile(settings.prometheus_token_file) if settings.prometheus_token_file else None
     async with (
         httpx.AsyncClient(timeout=settings.timeout_s, verify=verify, auth=auth) as http,

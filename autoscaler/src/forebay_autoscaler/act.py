@@ -41,7 +41,9 @@ class Actor:
         self._wall = wall
         self._status_written_s: dict[ServiceKey, float] = {}
 
-    async def act(self, decision: Decision, stored: Mapping[str, Any]) -> None:
+    async def act(
+        self, decision: Decision, stored: Mapping[str, Any], *, caches: Mapping[str, float] | None = None
+    ) -> None:
         """Carry out one decision on the ModelService as it is stored. Failures are logged, counted and reported."""
         failures: list[str] = []
         for pool in decision.pools:
@@ -51,7 +53,8 @@ class Actor:
                 failure = await self._scale(decision, pool, stored)
                 if failure:
                     failures.append(failure)
-        await self._write_status(decision, stored, failures)
+        wanted = build_status(decision, stored, failures=failures, caches=caches, now=self._wall())
+        await self._write_status(decision, stored, wanted)
 
     async def grow(self, decision: Decision, pool: PoolDecision, stored: Mapping[str, Any]) -> None:
         """Carry out the growth of one pool alone. Failures are logged and counted."""
@@ -104,8 +107,8 @@ class Actor:
             self._metrics.write_failures.labels("event").inc()
             _log.warning("Event not written: %s", error)
 
-    async def _write_status(self, decision: Decision, stored: Mapping[str, Any], failures: list[str]) -> None:
-        wanted, have = build_status(decision, stored, failures=failures, now=self._wall()), own_part(stored)
+    async def _write_status(self, decision: Decision, stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+        have = own_part(stored)
         last_s = self._status_written_s.get(decision.key)
         numbers_due = last_s is None or decision.at_s - last_s >= self._numbers_interval_s
         if not (differs(wanted, have) if numbers_due else differs_beside_numbers(wanted, have)):

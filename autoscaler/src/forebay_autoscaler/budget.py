@@ -9,7 +9,9 @@ A pool does not lose a worker to another one's growth for little: with wishes th
 would be moved to and fro, each at the price of a drain and a start. Only when sharing anew would raise what the scarcest pool
 is covered by `MOVE_GAIN` or more (the mix of requests changed for good), or when what the pools have exceeds the budget (it was
 lowered), does the sharing begin at their least numbers. Having moved, the pools are where sharing anew leads, so the next move
-needs wishes that changed by as much again. While anything about a pool is unknown, nothing is taken from it.
+needs wishes that changed by as much again. While anything about a pool is unknown, nothing is taken from it for the sake of
+another. The budget itself is a hard bound: when what is held exceeds it, all pools share it from their least numbers on, in one
+step and whatever is known of them.
 """
 
 from collections.abc import Sequence

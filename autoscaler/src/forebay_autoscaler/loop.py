@@ -145,7 +145,7 @@ class Loop:
     async def _act(self, record: Record, subject: Subject) -> None:
         """Act on one service. What fails here is this service's alone."""
         try:
-            await self.actor.act(record.decision, subject.stored)
+            await self.actor.act(record.decision, subject.stored, caches=subject.caches)
         except Exception:  # noqa: BLE001 one service's boundary: counted and logged, the others go on
             self.metrics.service_failures.inc()
             _log.exception("acting on %s/%s failed", *record.decision.key)

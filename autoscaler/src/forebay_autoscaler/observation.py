@@ -27,10 +27,8 @@ class ServiceSignals:
     """Scrapes of a router within the burst window."""
     refused_per_s: Reading = UNKNOWN
     """Requests answered with a client error: they asked for no work."""
-    in_flight: Reading = UNKNOWN
-    """Requests that arrived and have not ended, now."""
     pending: Reading = UNKNOWN
-    """Of these, requests that no worker has yet."""
+    """Requests that no worker has yet, now."""
     held: Reading = UNKNOWN
     """The same as the routers say themselves; asked for only to wake a pool."""
     ttft_per_s: Reading = UNKNOWN

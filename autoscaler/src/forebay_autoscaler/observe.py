@@ -38,6 +38,8 @@ class Subject:
     policy: ServicePolicy
     observation: ServiceObservation
     stored: Mapping[str, Any]
+    caches: Mapping[str, float] | None = None
+    """Workers by how routers know their caches; None when no router tells."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +88,7 @@ class Observer:
         signals = Signals(samples, stale_after_s=self._stale_after_s)
         trouble = next(iter(failed.values()), "")
         subjects = [
-            Subject(policy, _observe(policy, by_name, signals, trouble), stored)
+            Subject(policy, _observe(policy, by_name, signals, trouble), stored, signals.caches_of(policy.key))
             for stored in services.result()
             if (policy := policies.get(_key(stored))) is not None and not stored["metadata"].get("deletionTimestamp")
         ]

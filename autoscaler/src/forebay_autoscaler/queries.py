@@ -29,7 +29,6 @@ class Signal(StrEnum):
     LATEST = "latest"
     SCRAPES = "scrapes"
     REFUSED = "refused"
-    IN_FLIGHT = "in_flight"
     PENDING = "pending"
     TTFT = "ttft"
     TPOT = "tpot"
@@ -44,6 +43,7 @@ class Signal(StrEnum):
     SERVICE_SUM = "service_sum"
     SERVICE_COUNT = "service_count"
     POOL_IN_FLIGHT = "pool_in_flight"
+    CACHE_INDEX = "cache_index"
 
 
 SERVICE_LABELS: Final = ("namespace", "model_service")
@@ -74,6 +74,7 @@ def build_queries(tuning: Tuning, *, attainment_window_s: float, namespaces: Seq
     waiting = series("vllm:num_requests_waiting_by_reason", 'reason="capacity"')
     # Older engines have only the total, which also counts requests that wait for a KV transfer or an adapter.
     waiting_or_total = f"{waiting} or on (namespace, pod, engine) {series('vllm:num_requests_waiting')}"
+    cache_index = series(_ROUTER + "cache_index_workers")
     client_errors = 'code=~"4..", code!~"408|429|499"'
     return {
         Signal.ROUTER_SEEN: f"max by ({_SERVICE}) (timestamp({arrived}))",
@@ -85,7 +86,6 @@ def build_queries(tuning: Tuning, *, attainment_window_s: float, namespaces: Seq
         Signal.LATEST: f"sum by ({_SERVICE}) (irate({arrived}[{burst}]) and {arrived})",
         Signal.SCRAPES: f"max by ({_SERVICE}) (count_over_time({arrived}[{burst}]))",
         Signal.REFUSED: rate(_ROUTER + "responses_total", window, extra=client_errors),
-        Signal.IN_FLIGHT: f"sum by ({_SERVICE}) ({series(_ROUTER + 'requests_in_flight')})",
         Signal.PENDING: f"sum by ({_SERVICE}) ({series(_ROUTER + 'requests_pending')})",
         Signal.TTFT: rate(_ROUTER + "time_to_first_token_seconds_bucket", window, by=f"{_SERVICE}, le"),
         Signal.TPOT: rate(_ROUTER + "time_per_output_token_seconds_bucket", window, by=f"{_SERVICE}, le"),
@@ -100,4 +100,6 @@ def build_queries(tuning: Tuning, *, attainment_window_s: float, namespaces: Seq
         Signal.SERVICE_SUM: rate("vllm:request_inference_time_seconds_sum", window, by=_POOL),
         Signal.SERVICE_COUNT: rate("vllm:request_inference_time_seconds_count", window, by=_POOL),
         Signal.POOL_IN_FLIGHT: f"sum by ({_POOL}) ({series(_ROUTER + 'pool_requests_in_flight')})",
+        # What has lasted for the whole window: a feed is lost for a moment whenever a worker starts.
+        Signal.CACHE_INDEX: f"max by ({_SERVICE}, state) (min_over_time({cache_index}[{window}]) and {cache_index})",
     }

@@ -48,7 +48,6 @@ class Signals:
             scrapes=one(Signal.SCRAPES),
             # A code's series may begin with its first answer: none beside known arrivals is zero.
             refused_per_s=one(Signal.REFUSED) | (TRUE_ZERO if arrived.known is not None else UNKNOWN),
-            in_flight=one(Signal.IN_FLIGHT),
             pending=one(Signal.PENDING),
             ttft_per_s=ttft[0],
             ttft_within_per_s=ttft[1],
@@ -60,6 +59,14 @@ class Signals:
             good_per_s=self._single([verdicts["good"]] if "good" in verdicts else (), age_s),
             bad_per_s=self._single([verdicts["bad"]] if "bad" in verdicts else (), age_s),
         )
+
+    def caches_of(self, key: ServiceKey) -> Mapping[str, float] | None:
+        """Workers of a model service by how routers know their caches; None when no router tells, or none of late."""
+        age_s = _age_s(self._by_service[Signal.ROUTER_SEEN].get(key, ()))
+        samples = self._by_service[Signal.CACHE_INDEX].get(key, ())
+        if not samples or age_s is None or age_s > self._stale_after_s:
+            return None
+        return {sample.labels.get("state", ""): sample.value for sample in samples if math.isfinite(sample.value)}
 
     def of_pool(self, key: ServiceKey, pool: str) -> PoolSignals:
         """The readings about one pool: its workers' own, and the router's count of what they have."""
@@ -101,8 +108,9 @@ class Signals:
 
 _SERVICE_SIGNALS = (
     Signal.ROUTER_SEEN, Signal.ROUTERS_GONE,
-    Signal.ARRIVED, Signal.BURST, Signal.LATEST, Signal.SCRAPES, Signal.REFUSED, Signal.IN_FLIGHT,
+    Signal.ARRIVED, Signal.BURST, Signal.LATEST, Signal.SCRAPES, Signal.REFUSED,
     Signal.PENDING, Signal.TTFT, Signal.TPOT, Signal.PROMPT_TOKENS, Signal.CACHED_TOKENS, Signal.OUTPUT_TOKENS, Signal.VERDICTS,
+    Signal.CACHE_INDEX,
 )  # fmt: skip
 _POOL_SIGNALS = (
     Signal.WORKERS_SEEN, Signal.RUNNING, Signal.RUNNING_MEAN, Signal.WAITING, Signal.SERVICE_SUM, Signal.SERVICE_COUNT,

@@ -1,8 +1,8 @@
 """What a ModelService's status says of its scaling. Pure: decision in, our part of the status out.
 
-Two conditions (MetricsFresh, ScalingActive), attainment and goodput, and for each pool what is desired and why. The part is
-computed whole from the decision and the stored status, and written only when it differs from what is stored; numbers that
-move all the time are rounded, and alone are no reason to write more often than `numbers_interval_s`.
+Three conditions (MetricsFresh, ScalingActive, CacheIndexHealthy), attainment and goodput, and for each pool what is desired and
+why. The part is computed whole from the decision and the stored status, and written only when it differs from what is stored;
+numbers that move all the time are rounded, and alone are no reason to write more often than `numbers_interval_s`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,12 +11,13 @@ from typing import Any, Final
 
 from forebay_api.conditions import Condition, ConditionStatus, merge_conditions
 from forebay_api.modelservice import AutoscalingMode
-from forebay_api.names import METRICS_FRESH, SCALING_ACTIVE
+from forebay_api.names import CACHE_INDEX_HEALTHY, METRICS_FRESH, SCALING_ACTIVE
+from forebay_autoscaler.caches import cache_index_healthy
 from forebay_autoscaler.constraints import Constraint
 from forebay_autoscaler.decision import Decision
 from forebay_autoscaler.state import Action
 
-OWN_CONDITIONS: Final = (METRICS_FRESH, SCALING_ACTIVE)
+OWN_CONDITIONS: Final = (METRICS_FRESH, SCALING_ACTIVE, CACHE_INDEX_HEALTHY)
 _NUMBERS: Final = ("attainment", "goodputPerSecond")
 
 NO_POOL: Final = "no WorkerPool of this service exists: nothing is measured and nothing is scaled"
@@ -32,11 +33,20 @@ SOURCES: Final = {
 
 
 def build_status(
-    decision: Decision, stored: Mapping[str, Any], *, failures: Sequence[str], now: datetime
+    decision: Decision,
+    stored: Mapping[str, Any],
+    *,
+    failures: Sequence[str],
+    caches: Mapping[str, float] | None,
+    now: datetime,
 ) -> dict[str, Any]:
-    """Our part of the status. `failures` are writes of the number of workers that did not succeed, as sentences."""
+    """Our part of the status.
+
+    `failures` are writes of the number of workers that did not succeed, as sentences; `caches` are workers by how routers know
+    their caches.
+    """
     previous = stored.get("status") or {}
-    conditions = [metrics_fresh(decision), scaling_active(decision, failures)]
+    conditions = [metrics_fresh(decision), scaling_active(decision, failures), cache_index_healthy(caches)]
     generation = int(stored["metadata"].get("generation") or 0)
     status: dict[str, Any] = {
         "conditions": merge_conditions(previous.get("conditions") or (), conditions, generation=generation, now=now)

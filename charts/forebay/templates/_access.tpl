@@ -45,7 +45,7 @@ kinds, "leaseRules" hold in the release's namespace. Each right is one that the 
   verbs: [list, watch]
 {{- end -}}
 
-{{/* What it does not know of accelerators it does without: then it counts requests where it would time them. */}}
+{{/* Without them the router assumes a speed of workers until it has learnt theirs. */}}
 {{- define "forebay.router.clusterRules" -}}
 - apiGroups: [forebay.dev]
   resources: [acceleratorclasses]

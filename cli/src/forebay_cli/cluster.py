@@ -113,7 +113,7 @@ def build() -> None:
     programs = build_programs(console)
     table = _table("program", "version", "from", "path")
     for located in programs.values():
-        table.add_row(located.program, located.version, located.source, str(located.path))
+        table.add_row(located.program, located.version, located.source, plain(str(located.path)))
     console.print(table)
 
 

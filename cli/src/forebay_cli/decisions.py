@@ -15,11 +15,12 @@ from urllib.parse import quote
 import aiohttp
 from kubernetes import aio as kubernetes
 
-from forebay_api.names import COMPONENT_LABEL, CONTROL_PORT
+from forebay_api.names import APPLICATION, COMPONENT_LABEL, CONTROL_PORT, NAME_LABEL
 from forebay_cli.errors import CliError
 
 TIMEOUT_S = 5.0
 AUTOSCALER = "autoscaler"
+REFUSALS = frozenset({401, 403})
 Decisions = list[dict[str, Any]]
 
 
@@ -54,13 +55,20 @@ async def _from_cluster(kubeconfig: Path | None, query: Mapping[str, str]) -> De
             return await _ask_pods(api, query)
     except kubernetes.config.ConfigException as error:
         raise CliError(f"no cluster to ask: {error}; give --autoscaler URL or --kubeconfig FILE") from error
-    except (kubernetes.client.ApiException, aiohttp.ClientError, TimeoutError) as error:
+    except kubernetes.client.ApiException as error:
+        if error.status in REFUSALS:
+            raise CliError(
+                f"the API server refuses ({error.status}): listing pods in all namespaces, and `get` on `pods/proxy`, is needed; "
+                "else forward the autoscaler's port and give --autoscaler URL"
+            ) from error
+        raise CliError(f"the API server answers {error.status} {error.reason}") from error
+    except (aiohttp.ClientError, TimeoutError) as error:
         raise CliError(f"the API server does not answer: {type(error).__name__}: {error}") from error
 
 
 async def _ask_pods(api: kubernetes.client.ApiClient, query: Mapping[str, str]) -> Decisions:
     listed = await kubernetes.client.CoreV1Api(api).list_pod_for_all_namespaces(
-        label_selector=f"{COMPONENT_LABEL}={AUTOSCALER}", _request_timeout=TIMEOUT_S
+        label_selector=f"{NAME_LABEL}={APPLICATION},{COMPONENT_LABEL}={AUTOSCALER}", _request_timeout=TIMEOUT_S
     )
     if not listed.items:
         raise CliError("no autoscaler pod in this cluster; is the chart installed? Else give --autoscaler URL")

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import aiohttp
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from forebay_cli.errors import CliError
@@ -90,20 +91,21 @@ def show(told: dict[str, Any], console: Console) -> None:
     """Print an explanation for people."""
     objective = told["objective"]
     console.print(
-        f"[bold]{told['model_service']}[/]: about {told['prompt_tokens']} prompt tokens, {told['output_tokens']} output tokens; "
+        f"[bold]{escape(told['model_service'])}[/]: about {told['prompt_tokens']} prompt tokens, "
+        f"{told['output_tokens']} output tokens; "
         f"objective TTFT {objective['ttft_ms']:g} ms, TPOT {objective['tpot_ms']:g} ms, {objective['target']:.0%}",
         highlight=False,
         soft_wrap=True,
     )
     if told["worker"] is None:
-        console.print(f"[yellow]{told['reason']}[/]; {told['waiting']} wait already", highlight=False)
+        console.print(f"[yellow]{escape(told['reason'])}[/]; {told['waiting']} wait already", highlight=False)
         return
     console.print(_candidates(told), highlight=False)
     if told["considered"] > len(told["candidates"]):
         console.print(f"and {told['considered'] - len(told['candidates'])} more", highlight=False)
-    prefill = f", prompt computed by [bold green]{told['prefill']}[/]" if told.get("prefill") else ""
+    prefill = f", prompt computed by [bold green]{escape(told['prefill'])}[/]" if told.get("prefill") else ""
     console.print(
-        f"goes to [bold green]{told['worker']}[/]{prefill}: {told['reason']}; predicted TTFT "
+        f"goes to [bold green]{escape(told['worker'])}[/]{prefill}: {escape(told['reason'])}; predicted TTFT "
         f"{told['predicted']['ttft_ms']:g} ms, TPOT {told['predicted']['tpot_ms']:g} ms",
         highlight=False,
         soft_wrap=True,
@@ -131,5 +133,5 @@ def _candidates(told: dict[str, Any]) -> Table:
     for one in told["candidates"]:
         cells = [format(one[key], form) for _, key, form in COLUMNS]
         in_time = "yes" if one["meets_objective"] else "no"
-        table.add_row(one["worker"], *cells, in_time, style="bold green" if one["worker"] in chosen else None)
+        table.add_row(escape(one["worker"]), *cells, in_time, style="bold green" if one["worker"] in chosen else None)
     return table

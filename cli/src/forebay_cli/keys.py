@@ -1,9 +1,11 @@
 """`forebay keys`: API keys for the router.
 
 A key is made here and nowhere kept: standard output gets the entry for the key file, which holds the key's digest only; standard
-error gets the key, once. So `forebay keys new ... >> keys.yaml` stores no key.
+error gets the key, once. So `forebay keys new ... >> keys.yaml` stores no key; a file that it begins gets the line `keys:` first.
 """
 
+import os
+import stat
 import sys
 from hashlib import sha256
 from secrets import token_urlsafe
@@ -27,6 +29,15 @@ RANDOM_BYTES: Final = 32
 def new_key() -> str:
     """A key that nobody has had before."""
     return PREFIX + token_urlsafe(RANDOM_BYTES)
+
+
+def _is_empty_file() -> bool:
+    """Standard output is the beginning of a file."""
+    try:
+        found = os.fstat(sys.stdout.fileno())
+    except (OSError, ValueError):
+        return False
+    return stat.S_ISREG(found.st_mode) and found.st_size == 0
 
 
 @app.callback()
@@ -69,5 +80,7 @@ def new(  # noqa: PLR0913  # one a flag
         check_entry(entry)
     except BadFileError as error:
         raise CliError(str(error)) from None
+    if _is_empty_file():
+        sys.stdout.write("keys:\n")
     sys.stdout.write(yaml.safe_dump([entry], sort_keys=False))
     sys.stderr.write(f"The key, shown this once: {key}\n")

@@ -8,10 +8,11 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
@@ -43,7 +44,8 @@ TraceFile = Annotated[
 ]
 Form = Annotated[str, typer.Option("--format", help="mooncake, azure or lmcache.", rich_help_panel=REQUESTS)]
 Factor = Annotated[
-    float, typer.Option("--rate", help="Times the trace's rate, by shifted copies.", rich_help_panel=REQUESTS)
+    float,
+    typer.Option("--rate", help="Times the trace's rate, by shifted copies.", min=0.001, rich_help_panel=REQUESTS),
 ]
 Tick = Annotated[
     str | None,
@@ -52,15 +54,17 @@ Tick = Annotated[
 First = Annotated[str | None, typer.Option(help="Only the first part of the trace.", rich_help_panel=REQUESTS)]
 Model = Annotated[str, typer.Option(help="A preset such as llama-3.1-8b.", rich_help_panel=FLEET)]
 Accelerator = Annotated[str, typer.Option("--accelerator", "-a", help="h100-sxm, ...", rich_help_panel=FLEET)]
-Tensor = Annotated[int, typer.Option(help="GPUs of a worker.", rich_help_panel=FLEET)]
-Workers = Annotated[int, typer.Option(help="Mixed workers at the beginning.", rich_help_panel=FLEET)]
-Prefill = Annotated[int, typer.Option(help="Prefill workers; with --decode instead of mixed.", rich_help_panel=FLEET)]
-Decode = Annotated[int, typer.Option(help="Decode workers.", rich_help_panel=FLEET)]
+Tensor = Annotated[int, typer.Option(help="GPUs of a worker.", min=1, rich_help_panel=FLEET)]
+Workers = Annotated[int, typer.Option(help="Mixed workers at the beginning.", min=1, rich_help_panel=FLEET)]
+Prefill = Annotated[
+    int, typer.Option(help="Prefill workers; with --decode instead of mixed.", min=0, rich_help_panel=FLEET)
+]
+Decode = Annotated[int, typer.Option(help="Decode workers.", min=0, rich_help_panel=FLEET)]
 Routers = Annotated[int, typer.Option(help="Replicas of the router.", min=1, rich_help_panel=FLEET)]
 Startup = Annotated[str, typer.Option(help="Start-up time of a worker, or FROM-TO.", rich_help_panel=FLEET)]
-Budget = Annotated[int | None, typer.Option(help="GPUs that scaling may use.", rich_help_panel=FLEET)]
+Budget = Annotated[int | None, typer.Option(help="GPUs that scaling may use.", min=1, rich_help_panel=FLEET)]
 BlockTokens = Annotated[
-    int, typer.Option("--block-size", help="Tokens of a KV block; larger is faster.", rich_help_panel=FLEET)
+    int, typer.Option("--block-size", help="Tokens of a KV block; larger is faster.", min=1, rich_help_panel=FLEET)
 ]
 Ttft = Annotated[str, typer.Option(help="Largest time to first token.", rich_help_panel=FLEET)]
 Tpot = Annotated[str, typer.Option(help="Largest mean time per output token.", rich_help_panel=FLEET)]
@@ -100,7 +104,17 @@ EXAMPLES = """
 """
 
 
+FLAGS = {
+    "trace": "--trace", "form": "--format", "rate": "--rate", "tick": "--tick", "first": "--first", "model": "--model",
+    "accelerator": "--accelerator", "tensor": "--tensor", "workers": "--workers", "prefill": "--prefill",
+    "decode": "--decode", "startup": "--startup", "budget": "--budget", "block_size": "--block-size", "ttft": "--ttft",
+    "tpot": "--tpot", "target": "--target",
+}  # fmt: skip
+"""By parameter: what a scenario has by itself."""
+
+
 def replay(  # noqa: PLR0913  # the command line: each option is a parameter
+    context: typer.Context,
     *,
     scenario: ScenarioName = None,
     trace: TraceFile = None,
@@ -139,31 +153,72 @@ def replay(  # noqa: PLR0913  # the command line: each option is a parameter
     if scenario == "list":
         _print_scenarios()
         return
+    _refuse_what_is_ignored(context, scenario, prefill)
     try:
         if scenario is not None:
             chosen = _scenario(scenario)
         elif trace is not None:
             engine = EngineSpec(model=model, accelerator=accelerator, tensor=tensor, block_tokens=block_size)
             engine.served()
-            objective = Objective(parse_duration_s(ttft), parse_duration_s(tpot), target)
             sizes = {"mixed": workers, "prefill": prefill, "decode": decode}
-            fleet = _fleet(engine, sizes, startup, objective)
-            read = _reader(trace, form)
+            fleet = _fleet(engine, sizes, startup, _parsed(Objective, _duration_s(ttft), _duration_s(tpot), target))
+            read, prepare = _reader(trace, form), _preparing(rate, tick, first)
             chosen = Scenario(
                 name=trace.name,
                 about="as recorded" if rate == 1 else f"at {rate:g} times its rate",
                 fleet=replace(fleet, budget_gpus=budget),
-                trace=lambda seed: _prepare(read(seed), rate, tick, first, seed),
+                trace=lambda seed: prepare(read(seed), seed),
             )
         else:
             raise CliError("name what to replay: --scenario NAME (or `list`), or --trace FILE")
         chosen = replace(chosen, fleet=replace(chosen.fleet, routers=routers))
+        _check_writable(write, html)
         lines = _run(chosen, policies, list(range(1, seeds + 1)), jobs)
-    except (TraceError, StartupError, ValueError) as error:
+    except (TraceError, StartupError) as error:
         raise CliError(str(error)) from error
     if html is not None:
         _write_page(html, chosen, lines)
     _hand_out(chosen, lines, output, write)
+
+
+def _refuse_what_is_ignored(context: typer.Context, scenario: str | None, prefill: int) -> None:
+    """A flag that would change nothing would give figures for another question than the one asked."""
+
+    def given(*names: str) -> list[str]:
+        sources = ((name, context.get_parameter_source(name)) for name in names)
+        return [FLAGS[name] for name, source in sources if source is not None and source.name == "COMMANDLINE"]
+
+    if scenario is not None and (ignored := given(*FLAGS)):
+        raise CliError(f"{', '.join(ignored)}: a scenario has its own requests, fleet and objective; use --trace FILE")
+    if prefill and (ignored := given("workers")):
+        raise CliError("--workers are mixed ones: leave it out beside --prefill and --decode")
+
+
+Parsed = TypeVar("Parsed")
+
+
+def _parsed(parse: Callable[..., Parsed], *given: object) -> Parsed:
+    """What flags say; CliError when they say nothing that can be."""
+    try:
+        return parse(*given)
+    except ValueError as error:
+        raise CliError(str(error)) from error
+
+
+def _duration_s(text: str) -> float:
+    return _parsed(parse_duration_s, text)
+
+
+def _check_writable(*paths: Path | None) -> None:
+    """Before minutes of running: there will be somewhere to put what comes out."""
+    for path in paths:
+        if path is None:
+            continue
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.open("a").close()
+        except OSError as error:
+            raise CliError(f"{path} cannot be written: {error.strerror}") from error
 
 
 def _hand_out(scenario: Scenario, lines: list[Line], output: str, write: Path | None) -> None:
@@ -171,7 +226,6 @@ def _hand_out(scenario: Scenario, lines: list[Line], output: str, write: Path | 
     about = {"scenario": scenario.name, "about": scenario.about, "objective": _objective(scenario)}
     found = json.dumps(document(lines, about), indent=2)
     if write is not None:
-        write.parent.mkdir(parents=True, exist_ok=True)
         write.write_text(found + "\n", encoding="utf-8")
     if output == "json":
         print(found)
@@ -202,7 +256,7 @@ def _scenario(name: str) -> Scenario:
 
 def _fleet(engine: EngineSpec, sizes: dict[str, int], startup: str, objective: Objective) -> FleetSpec:
     low, _, high = startup.partition("-")
-    startup_s = (parse_duration_s(low), parse_duration_s(high or low))
+    startup_s = (_duration_s(low), _duration_s(high or low))
     if (sizes["prefill"] > 0) != (sizes["decode"] > 0):
         raise CliError("--prefill and --decode go together: a prompt computed on one is answered on the other")
     roles = {"prefill": Role.PREFILL, "decode": Role.DECODE} if sizes["prefill"] else {"mixed": Role.MIXED}
@@ -225,12 +279,22 @@ def _reader(path: Path, form: str) -> Callable[[int], Trace]:
     raise CliError(f"--format is mooncake, azure or lmcache, not {form!r}")
 
 
-def _prepare(trace: Trace, rate: float, tick: str | None, first: str | None, seed: int) -> Trace:
-    if tick is not None:
-        trace = jittered(trace, tick_s=parse_duration_s(tick), seed=seed)
-    if rate != 1:
-        trace = overlaid(trace, rate, seed=seed)
-    return trace if first is None else trace.first(parse_duration_s(first))
+def _preparing(rate: float, tick: str | None, first: str | None) -> Callable[[Trace, int], Trace]:
+    """What is done to a trace, by seed."""
+    tick_s, first_s = (None if text is None else _duration_s(text) for text in (tick, first))
+
+    def prepare(trace: Trace, seed: int) -> Trace:
+        if tick_s is not None:
+            trace = jittered(trace, tick_s=tick_s, seed=seed)
+        if rate != 1:
+            trace = overlaid(trace, rate, seed=seed)
+        if first_s is not None:
+            trace = trace.first(first_s)
+        if not trace.arrivals:
+            raise TraceError(f"the trace {trace.name} has no request{'' if first is None else f' within {first}'}")
+        return trace
+
+    return prepare
 
 
 def _run(scenario: Scenario, policies: list[Policy], seeds: list[int], jobs: int) -> list[Line]:
@@ -266,7 +330,7 @@ def _print(scenario: Scenario, lines: list[Line]) -> None:
     console = Console()
     one = scenario.fleet.objective
     seeds = len(lines[0].runs) if lines else 0
-    console.print(f"[bold]{scenario.name}[/]: {scenario.about}", highlight=False, soft_wrap=True)
+    console.print(f"[bold]{escape(scenario.name)}[/]: {scenario.about}", highlight=False, soft_wrap=True)
     console.print(
         f"{lines[0].runs[0].requests} requests; good: TTFT ≤ {one.ttft_s:g} s and TPOT ≤ {one.tpot_s * 1000:g} ms; "
         f"target {one.target:.0%}; {seeds} seed{'s' if seeds != 1 else ''}, ± is the 95 % interval of the mean",

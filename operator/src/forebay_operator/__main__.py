@@ -9,7 +9,8 @@ reconcilers beside the elector. The process ends
 - with 0 after SIGTERM or SIGINT: reconcilers are stopped first, then the Lease is given back, so the next leader starts at
   once;
 - with 1, immediately and without cleaning up, when another process has the Lease;
-- with 1 when a watch or a task ends unexpectedly. Kubernetes starts the container again.
+- with 1 when a watch, a reconciler, the elector, the lease's guard or the heartbeat ends unexpectedly. Kubernetes starts the
+  container again.
 """
 
 import asyncio
@@ -79,11 +80,10 @@ async def _run(settings: Settings) -> None:
                     health=health,
                     on_watching=lambda: _stop_on_signals(stop),
                 )
-                beating = asyncio.create_task(_beat(health), name="heartbeat")
-                comparing = asyncio.create_task(watch_schemas(free, health), name="schemas")
-                try:
+                async with asyncio.TaskGroup() as beside:
+                    beating = beside.create_task(_beat(health), name="heartbeat")
+                    comparing = beside.create_task(watch_schemas(free, health), name="schemas")
                     await _take_part(leader, elector, stop)
-                finally:
                     beating.cancel()
                     comparing.cancel()
     _log.info("stopped")
@@ -94,19 +94,16 @@ async def _take_part(leader: Leader, elector: Elector, stop: asyncio.Event) -> N
     if not leader.settings.leader_election:
         await leader.run(stop)
         return
-    electing = asyncio.create_task(elector.run(), name="elector")
-    guarding = None
-    try:
-        if not await _stand_by(elector, leader.health, stop):
-            return
-        _set_leading(leader, leading=True)
-        guarding = asyncio.create_task(_guard_lease(elector, leader), name="lease guard")
-        await leader.run(stop)
-    finally:
-        if guarding is not None:
+    async with (
+        asyncio.TaskGroup() as beside
+    ):  # waits for the elector, which gives the lease back, when the leader has ended
+        electing = beside.create_task(elector.run(), name="elector")
+        if await _stand_by(elector, leader.health, stop):
+            _set_leading(leader, leading=True)
+            guarding = beside.create_task(_guard_lease(elector, leader), name="lease guard")
+            await leader.run(stop)
             guarding.cancel()
         electing.cancel()
-        await asyncio.wait({electing})
 
 
 async def _stand_by(elector: Elector, health: Health, stop: asyncio.Event) -> bool:

@@ -8,6 +8,7 @@ ready.
 
 import json
 import logging
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -53,12 +54,21 @@ class Health:
         return self.now() - self.heartbeat
 
 
+class _Server(ThreadingHTTPServer):
+    """Of the address's own family; each request has a thread, which does not keep the process."""
+
+    daemon_threads = True
+
+    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
+        self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+        super().__init__(address, handler)
+
+
 class ControlServer:
     """Serves the control port between `__enter__` and `__exit__`."""
 
     def __init__(self, address: tuple[str, int], health: Health, registry: CollectorRegistry) -> None:
-        self._server = ThreadingHTTPServer(address, _handler(health, registry))
-        self._server.daemon_threads = True
+        self._server = _Server(address, _handler(health, registry))
         self._thread = threading.Thread(target=self._server.serve_forever, args=(POLL_S,), name="control", daemon=True)
 
     @property

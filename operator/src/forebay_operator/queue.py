@@ -62,7 +62,8 @@ class KeyedQueue(Generic[Key]):
     def __len__(self) -> int:
         """Keys that are due now and wait for a worker."""
         now = self._now()
-        return sum(1 for due_at in self._due_at.values() if due_at <= now)
+        due_at = list(self._due_at.values())  # a copy in one step: a scrape asks from another thread
+        return sum(1 for one in due_at if one <= now)
 
     def put(self, key: Key, *, delay_s: float = 0.0) -> None:
         """Make a key due after a delay at the latest."""

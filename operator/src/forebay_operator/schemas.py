@@ -71,6 +71,8 @@ async def watch_schemas(source: SchemaSource, health: Health, *, period_s: float
             return
         except ApiError as e:
             _log.debug("the CRDs could not be compared: %s", e)
+        except Exception:  # noqa: BLE001 - the loop's boundary: what is served oddly must not end an operator that works
+            _log.exception("the CRDs could not be compared")
         else:
             outdated = describe_outdated(served)
             if outdated and outdated != health.outdated_crds:

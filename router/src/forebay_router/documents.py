@@ -42,6 +42,9 @@ def read_document(path: Path, model: type[Model]) -> Model:
         mark = getattr(error, "problem_mark", None)
         where = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
         raise BadFileError(f"{path}: is not valid YAML{where}") from error
+    if data is not None and not isinstance(data, dict):
+        begins = " or ".join(f"`{name}:`" for name in model.model_fields)
+        raise BadFileError(f"{path}: must begin with {begins}, and hold the entries below it")
     return read_data(data if data is not None else {}, model, str(path))
 
 

@@ -78,10 +78,11 @@ def run(tasks: Sequence[Task], processes: int) -> list[tuple[Task, Sequence[Resu
     console = Console(stderr=True)
     columns = (TextColumn("runs"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
-        running = bar.add_task("runs", total=len(tasks))
+        # One process tells of each seed, several of each task.
+        running = bar.add_task("runs", total=len(tasks) if processes > 1 else sum(len(task.seeds) for task in tasks))
 
         def told(_policy: object, _seed: int, share: float) -> None:
-            if share == 1.0 and processes > 1:
+            if share == 1.0:
                 bar.advance(running)
 
         return run_all(tasks, told, processes=processes)
@@ -100,16 +101,26 @@ def documents(done: Sequence[tuple[Task, Sequence[Result]]]) -> dict[str, Any]:
 
 
 def merged(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
-    """New policies' figures in place of old ones, and distances from the bound anew."""
+    """New policies' figures in place of old ones, and distances from the bound anew.
+
+    Old figures of another objective or fleet, or that lack a score of today's, are dropped.
+    """
     found = dict(before)
     for name, one in now.items():
         new = {policy["policy"]: policy for policy in one["policies"]}
-        old = {policy["policy"]: policy for policy in before.get(name, {"policies": []})["policies"]}
+        about = {field: value for field, value in one.items() if field != "policies"}
+        kept = before.get(name, {})
+        same = {field: value for field, value in kept.items() if field != "policies"} == about
+        old = {policy["policy"]: policy for policy in kept["policies"] if _readable(policy)} if same else {}
         both = old | new
         order = sorted(both, key=_place)
-        about = {field: value for field, value in one.items() if field != "policies"}
         found[name] = document([line_of(both[policy]) for policy in order], about)
     return found
+
+
+def _readable(policy: dict[str, Any]) -> bool:
+    """It has the scores that there are today."""
+    return all(one.keys() == Scores.__dataclass_fields__.keys() for one in policy["seeds"])
 
 
 def _place(policy: str) -> int:

@@ -120,6 +120,14 @@ ROUTERS = (
         VLLM,
     ),
     Router(
+        "vllm-ca",
+        lambda place: [
+            _program(VLLM, "vllm-router"), *_rust(place), "--log-level", "warning", "--policy", "cache_aware",
+            "--worker-urls", *place.workers,
+        ],
+        VLLM,
+    ),
+    Router(
         "sglang-ca",
         lambda place: [
             _program(SGLANG, "sglang-router"), "launch", *_rust(place), "--log-level", "warn", "--policy", "cache_aware",
@@ -139,7 +147,7 @@ ROUTERS = (
     Router(
         "vllm-pd",
         lambda place: [
-            _program(VLLM, "vllm-router"), *_rust(place), "--log-level", "warning", "--policy", "round_robin",
+            _program(VLLM, "vllm-router"), *_rust(place), "--log-level", "warning", "--policy", "cache_aware",
             "--vllm-pd-disaggregation", *_split_arguments(place),
         ],
         VLLM, split=True,

@@ -8,7 +8,7 @@ import pytest
 
 from forebay_router.health.breaker import Cause, Condition
 from forebay_router.health.frozen import Limits
-from tests.router.harness import ask, chat, routed, routed_pairs, until
+from tests.router.harness import ask, chat, request_bytes, routed, routed_pairs, until
 from tests.router.scripted import completion, hello, workers
 
 QUICK = Limits(quiet_s=0.3, still_s=0.4, blind_s=1.0)
@@ -251,8 +251,6 @@ async def test_client_that_does_not_read_is_not_held_against_the_worker(reads):
     ):
         worker.metrics = other.metrics = lambda: FROZEN
         quick(router)
-        from tests.router.harness import request_bytes
-
         clients = [await router.connect() for _ in range(4)]
         for client in clients:
             client.writer.transport.pause_reading()

@@ -185,3 +185,11 @@ def _cpu_s(work) -> float:
     start = time.process_time()
     work()
     return time.process_time() - start
+
+
+def test_five_megabytes_are_hashed_in_no_time():
+    """C149: nothing that a client sends keeps the loop for long."""
+    began_s = time.process_time()
+    content = content_of({"messages": [{"role": "user", "content": "word " * 1_000_000}]})
+    assert content.size_bytes >= 5_000_000
+    assert time.process_time() - began_s < 0.5

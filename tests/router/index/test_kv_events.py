@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, rule
 
 from forebay_router.index.events import Cleared, MalformedBatchError, Removed, Stored, decode_batch
 from forebay_router.index.feed import HELD_MAX, Feed
-from forebay_router.index.precise import PreciseIndex, salt_digest, token_blocks
+from forebay_router.index.precise import PreciseIndex, salt_digest
 
 CAPTURES = Path(__file__).resolve().parents[2] / "data" / "vllm-contract" / "kv_events"
 VECTORS = sorted(CAPTURES.glob("hash_vectors_*.json"))
@@ -353,14 +353,14 @@ EngineMachine.TestCase.settings = settings(max_examples=50, stateful_step_count=
 TestEngines = EngineMachine.TestCase
 
 
-def test_token_chains_depend_on_everything_before():
-    def chain(*ids: int, lora: str | None = None, salt: str | None = None) -> list[int]:
-        return list(token_blocks(ids, 2, lora, salt_digest(salt) if salt else None))
-
-    one, other = chain(1, 2, 3, 4), chain(9, 2, 3, 4)
-    assert not set(one) & set(other)
-    assert chain(1, 2, 3, 4, lora="a") != one
-    assert chain(1, 2, 3, 4, salt="s")[1] != one[1]
+def test_a_block_is_found_behind_what_it_was_stored_behind_only():
+    index = index_after(batch(stored([b"a", b"b"], [1, 2, 3, 4])))
+    assert index.match([1, 2, 3, 4, 5]) == {"w": 4}
+    assert index.match([9, 2, 3, 4, 5]) == {"w": 0}
+    assert index.match([1, 2, 9, 4, 5]) == {"w": 2}
+    assert index.match([1, 2, 3, 4, 5], lora="a") == {"w": 0}
+    assert index.match([1, 2, 3, 4, 5], salt=salt_digest("s")) == {"w": 0}
+    assert index.match([1]) == {"w": 0}
 
 
 # -- order ------------------------------------------------------------------------------------------------------------

@@ -111,3 +111,40 @@ async def test_a_client_that_leaves_meanwhile_leaves_nothing(tokenizers, monkeyp
     release.set()
     await tokenizers.tell(request(), ("m",))
     assert tokenizers._queued == 0
+
+
+async def test_the_loop_turns_while_the_thread_is_stuck_and_requests_go_on_without_tokens(tokenizers, monkeypatch):
+    """C071: fifty requests at once, a tokenizer that takes a second; the router's health page would not wait."""
+    release, running = threading.Event(), []
+
+    def held(*_arguments):
+        running.append(threading.current_thread().name)
+        release.wait(5)
+        raise module.NotTokenisableError("never")
+
+    monkeypatch.setattr(module, "prompt_of", held)
+    loop = asyncio.get_running_loop()
+    lags = []
+
+    async def health() -> None:
+        while True:
+            began_s = loop.time()
+            await asyncio.sleep(0.01)
+            lags.append(loop.time() - began_s)
+
+    watching = asyncio.create_task(health())
+    began_s = loop.time()
+    try:
+        await asyncio.gather(*(tokenizers.tell(request(), ("m",)) for _ in range(50)))
+        assert loop.time() - began_s < 1
+        assert len(running) == 1, "one at a time, off the loop"
+        assert max(lags) < 0.2
+    finally:
+        watching.cancel()
+        release.set()
+
+
+def test_files_are_read_at_the_start_and_never_fetched(tmp_path):
+    """C071: what is not there ends the program with the name of the file; no request waits for it, nobody asks a hub."""
+    with pytest.raises(ValueError, match="tokenizer"):
+        Tokenizers.load({"m": tmp_path / "absent"}, PreciseIndex())

@@ -12,10 +12,11 @@ from forebay_autoscaler.policy import Tuning
 from forebay_autoscaler.queries import Signal
 from forebay_simulator.fleet.autoscaling import AutoscalerSpec
 from forebay_simulator.fleet.clairvoyance import MARGINS, Clairvoyant, cheapest
+from forebay_simulator.fleet.horizontal import Past
 from forebay_simulator.fleet.metrics import Scraping, answer_all
 from forebay_simulator.fleet.policies import SCALING
 from forebay_simulator.fleet.report import scores_of
-from forebay_simulator.fleet.scaling import Past, bounded
+from forebay_simulator.fleet.scaling import bounded
 from forebay_simulator.fleet.scrapes import Target, irate, mean, rate
 from forebay_simulator.fleet.simulation import Run, Setting
 from forebay_simulator.fleet.sizing import expectation, mean_request
@@ -97,7 +98,6 @@ def test_the_autoscaler_reads_what_is_there():
     seen = going.scaling.observe(going.watch)
     signals = seen.signals
     assert signals.arrived_per_s.known == pytest.approx(10, rel=0.2)
-    assert signals.in_flight.known == pytest.approx(going.front.counts.in_flight, abs=15)
     assert signals.prompt_tokens_per_s.known == pytest.approx(10_000, rel=0.2)
     assert signals.output_tokens_per_s.known == pytest.approx(3_000, rel=0.2)
     assert signals.good_per_s.known == pytest.approx(10, rel=0.15)
@@ -146,7 +146,7 @@ def test_every_autoscaler_meets_ten_times_the_load_with_more_workers(name):
     trace = generate("step", steps((0.0, 4.0), (100.0, 40.0)), fixed(1000, 100), duration_s=250, seed=3)
     done = run(mixed(1), trace, scaling=name, scraping=Scraping(interval_s=5.0))
     numbers = [count for _, count in done.members.pools["mixed"].numbers]
-    assert 2 <= max(numbers) <= 64
+    assert 2 <= max(numbers) <= 16, "no more than some times what is right: workers that start are counted"
     assert numbers[-1] >= 2
 
 

@@ -263,3 +263,23 @@ def test_a_steady_load_is_served_at_its_rate():
     trace = generate("steady", constant(12), fixed(500, 20), duration_s=60, seed=9)
     assert len(trace.arrivals) == pytest.approx(720, rel=0.1)
     assert scores_of(run(mixed(2), trace)).goodput_per_s == pytest.approx(trace.rate_per_s, rel=0.03)
+
+
+def test_a_request_that_is_held_twice_waits_its_time_twice():
+    """Placed at 21 s, its new worker dies at once; held anew, it waits until the next one starts at 41 s."""
+    fleet = replace(mixed(1), hold_s=30.0)
+    losses = (WorkerLoss(1.0, "mixed"), WorkerLoss(21.2, "mixed"))
+    trace = Trace.of("one", [Arrival(2.0, 20_000, 50)], duration_s=60)
+    (job,) = run(fleet, trace, faults=losses, routing="least-load").jobs
+    assert job.outcome is Outcome.FINISHED
+    assert job.first_token_s > 41.0
+
+
+def test_a_request_is_refused_where_no_worker_that_answers_could_ever_take_it():
+    """Small decode workers behind large prefill workers."""
+    fleet = split(1, 1)
+    prefill, decode = fleet.pools
+    small = replace(decode, engine=replace(ENGINE, max_model_len=4096))
+    trace = Trace.of("two", [Arrival(0.1, 8000, 50), Arrival(0.2, 2000, 50)], duration_s=30)
+    done = run(replace(fleet, pools=(prefill, small)), trace)
+    assert [job.outcome for job in done.jobs] == [Outcome.REJECTED, Outcome.FINISHED]

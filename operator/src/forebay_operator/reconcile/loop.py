@@ -44,6 +44,10 @@ class ReconcileLoop:
     """By kind."""
     metrics: Metrics
 
+    def __post_init__(self) -> None:
+        """Have scrapes see the queue as it is, also while every worker is stuck."""
+        self.metrics.queue_depth.set_function(self.queue.__len__)
+
     async def run(self, workers: int) -> None:
         """Reconcile with a number of tasks; ends only by cancellation."""
         async with asyncio.TaskGroup() as group:
@@ -53,7 +57,6 @@ class ReconcileLoop:
     async def _work(self) -> None:
         while True:
             key = await self.queue.get()
-            self.metrics.queue_depth.set(len(self.queue))
             self.metrics.watch_namespaces((key.namespace,))  # a cluster-wide operator learns of namespaces here
             started_s = time.perf_counter()
             await self._reconcile(key)

@@ -6,7 +6,7 @@ the answer to "who holds the longest start of this prompt" one dictionary lookup
     alive = everyone;  for each block: alive &= holders[block];  a worker that drops out at block i holds i blocks
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from random import Random
@@ -71,28 +71,6 @@ class Holders:
         self.blocks.pop(block, None)
         return True
 
-    def walk(self, hashes: Iterable[int]) -> list[tuple[int, int]]:
-        """(bit set of all that hold at least so many blocks of this chain without a hole, blocks), fewest blocks first.
-
-        The sets shrink: whoever is in the last one holds most.
-        """
-        found = []
-        alive = -1
-        depth = 0
-        get = self.blocks.get
-        for block in hashes:
-            holders = get(block, 0) & alive
-            if holders != alive:
-                if depth:
-                    found.append((alive, depth))
-                if not holders:
-                    return found
-                alive = holders
-            depth += 1
-        if depth:
-            found.append((alive, depth))
-        return found
-
 
 class Held(Mapping[str, int]):
     """Worker -> tokens of a prompt that it holds, without listing them: of 1,000 holders that would cost more than the walk.
@@ -105,7 +83,7 @@ class Held(Mapping[str, int]):
     def __init__(
         self, levels: Sequence[tuple[int, int]], tokens: Sequence[int], slots: Slots, others: Mapping[str, int]
     ) -> None:
-        """`levels` as `Holders.walk` tells them, the tokens of each, and workers for which another source speaks."""
+        """`levels` are nested sets of slots, fewest blocks first; their tokens; workers for which another source speaks."""
         self._masks = [mask for mask, _ in levels]
         self._tokens = tokens
         self._slots = slots

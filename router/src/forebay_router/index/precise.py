@@ -22,7 +22,7 @@ Bounded: at most `blocks_max` blocks a rank; beyond it the oldest are forgotten,
 """
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -47,21 +47,6 @@ def salted(own: int, salt: bytes) -> int:
 def salt_digest(salt: str) -> bytes:
     """What stands for a cache salt; the salt itself is never kept."""
     return xxh3_64_intdigest(salt.encode()).to_bytes(8, "big")
-
-
-def token_blocks(token_ids: Sequence[int], block_size: int, lora: str | None, salt: bytes | None) -> Iterator[int]:
-    """Own hashes of the full blocks of a prompt, one by one, since a walk along the chain ends early.
-
-    A salt belongs to the first block.
-    """
-    packed = memoryview(array("I", token_ids)).cast("B")
-    width = 4 * block_size
-    own = token_root(block_size, lora)
-    for start in range(0, len(token_ids) // block_size * width, width):
-        own = xxh3_64_intdigest(packed[start : start + width], own)
-        if start == 0 and salt is not None:
-            own = salted(own, salt)
-        yield own
 
 
 @dataclass(slots=True)
@@ -218,10 +203,41 @@ class PreciseIndex:
         depths: dict[int, int] = {}
         for size in sizes:
             seen = 0
-            for mask, depth in reversed(self.holders.walk(token_blocks(token_ids, size, lora, salt))):
+            for mask, depth in reversed(self._levels(token_ids, token_root(size, lora), size, salt)):
                 depths |= dict.fromkeys(slots_in(mask & ~seen), depth)
                 seen = mask
         return depths
+
+    def _levels(self, token_ids: Sequence[int], root: int, size: int, salt: bytes | None) -> list[tuple[int, int]]:
+        """(bit set of all that hold at least so many full blocks of a prompt without a hole, blocks), fewest blocks first.
+
+        The sets shrink: whoever is in the last one holds most. A salt belongs to the first block. Hashing and looking up take
+        turns, in one loop without a call: a prompt of 100,000 tokens has 6,250 blocks, and the chain of most ends early.
+        """
+        width = 4 * size
+        end = len(token_ids) // size * width
+        if not end:
+            return []
+        packed, get = array("I", token_ids).tobytes(), self.holders.blocks.get
+        own = xxh3_64_intdigest(packed[:width], root)
+        if salt is not None:
+            own = salted(own, salt)
+        alive = get(own, 0)
+        if not alive:
+            return []
+        found = []
+        for start in range(width, end, width):
+            own = xxh3_64_intdigest(packed[start : start + width], own)
+            holders = get(own, 0)
+            if holders != alive:
+                left = alive & holders
+                if left != alive:
+                    found.append((alive, start // width))
+                    if not left:
+                        return found
+                    alive = left
+        found.append((alive, end // width))
+        return found
 
 
 def _hit_max(prompt_tokens: int, block_size: int) -> int:

@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from forebay_api.modelservice import Role
 from forebay_api.objective import Outcome, Verdict
 from forebay_router.predicting import Demand
 from forebay_simulator.engine.request import Request
@@ -24,7 +25,7 @@ from forebay_simulator.fleet.jobs import Job
 from forebay_simulator.fleet.members import Member, Members, State
 from forebay_simulator.fleet.replicas import Replicas
 from forebay_simulator.fleet.routing import Placement, Routing
-from forebay_simulator.fleet.spec import FleetSpec
+from forebay_simulator.fleet.spec import FleetSpec, PoolSpec
 from forebay_simulator.fleet.workers import Hooks
 
 PREFILL_LEG = "p"
@@ -44,6 +45,12 @@ class _Leg:
     output_tokens: int
 
 
+def _room(pool: PoolSpec) -> int:
+    """Tokens of one request that an engine of a pool takes."""
+    served = pool.engine.served()
+    return min(served.max_model_len, served.scheduler.usable_blocks * served.scheduler.block_size)
+
+
 @dataclass(slots=True)
 class Front:
     """One router, or several that the rest of the fleet sees as one."""
@@ -59,6 +66,10 @@ class Front:
     """Taken so far."""
     _legs: dict[str, _Leg] = field(default_factory=dict)
     """Leases by the id of the engine's request."""
+    _answer_room: int = 0
+    """Tokens of prompt and answer that the roomiest worker that answers takes."""
+    _prompt_room: int = 0
+    """Tokens of the longest prompt that a worker computes."""
 
     @property
     def hooks(self) -> Hooks:
@@ -72,6 +83,9 @@ class Front:
         members.changed = self._serve_held
         members.lost = self._lost
         self.pool_in_flight = dict.fromkeys(members.pools, 0)
+        pools = self.spec.pools
+        self._answer_room = max((_room(pool) for pool in pools if pool.role is not Role.PREFILL), default=0)
+        self._prompt_room = max((_room(pool) for pool in pools if pool.role is not Role.DECODE), default=0)
 
     # ---- arrivals
 
@@ -85,9 +99,9 @@ class Front:
             self._hold(job)
 
     def _too_long(self, job: Job) -> bool:
-        one, served = job.arrival, self.spec.pools[0].engine.served()
-        room = min(served.max_model_len, served.scheduler.usable_blocks * served.scheduler.block_size)
-        return one.prompt_tokens + one.output_tokens > room
+        """No worker that answers could ever take it, or none that computes its prompt."""
+        one = job.arrival
+        return one.prompt_tokens + one.output_tokens > self._answer_room or one.prompt_tokens > self._prompt_room
 
     def _hold(self, job: Job) -> None:
         if len(self.held) >= self.spec.hold_max:
@@ -95,10 +109,11 @@ class Front:
             return
         self.held.append(job)
         self.counts.pending += 1
-        self.agenda.at(self.agenda.now_s + self.spec.hold_s, lambda: self._give_up(job))
+        job.hold_ends_s = self.agenda.now_s + self.spec.hold_s
+        self.agenda.at(job.hold_ends_s, lambda: self._give_up(job))
 
     def _give_up(self, job: Job) -> None:
-        if job in self.held:
+        if job in self.held and job.hold_ends_s <= self.agenda.now_s:  # it may have been placed and be held anew
             self.held.remove(job)
             self.counts.pending -= 1
             self._end(job, Outcome.REJECTED)

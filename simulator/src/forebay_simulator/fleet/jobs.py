@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from forebay_api.objective import Objective, Outcome, Verdict, judge, time_per_output_token_s
 from forebay_simulator.engine.request import Request
-from forebay_simulator.fleet.traces.trace import Arrival, Trace
+from forebay_simulator.fleet.traces.trace import Arrival, Trace, TraceError
 
 
 class PromptBlocks:
@@ -42,7 +42,7 @@ def _ratio(trace_block: int, engine_block: int) -> tuple[int, int]:
         return max(1, trace_block // engine_block), 0
     if engine_block % trace_block == 0:
         return 0, engine_block // trace_block
-    raise ValueError(
+    raise TraceError(
         f"engine blocks of {engine_block} tokens cannot be named by a trace's blocks of {trace_block}: one must divide "
         "the other"
     )
@@ -65,6 +65,8 @@ class Job:
     prefill_worker: str = ""
     tried: frozenset[str] = frozenset()
     """Workers that failed on it."""
+    hold_ends_s: float = 0.0
+    """When it is given up, while it is held."""
     prefilled_s: float | None = None
     """When its leg on a prefill worker ended."""
     first_token_s: float | None = None

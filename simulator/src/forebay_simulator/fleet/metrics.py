@@ -21,7 +21,7 @@ from forebay_simulator.fleet.members import Member, Members, State
 from forebay_simulator.fleet.scrapes import Row, Target, irate, mean, rate
 
 NAMESPACE, SERVICE = "fleet", "service"
-ROUTER_SERIES = ("arrived", "in_flight", "pending", "prompt_tokens", "cached_tokens", "output_tokens")
+ROUTER_SERIES = ("arrived", "pending", "prompt_tokens", "cached_tokens", "output_tokens")
 WORKER_SERIES = ("running", "waiting", "kv_usage", "work_s", "ended", "output_tokens")
 
 
@@ -59,7 +59,7 @@ class Watch:
     chance: Random
     router: Target = field(init=False)
     workers: dict[str, Target] = field(default_factory=dict)
-    """By uid; those that have gone stay until their next scrape would come."""
+    """By uid. Those that have gone stay; their series end with them."""
 
     def __post_init__(self) -> None:
         """Find the router and begin."""
@@ -125,11 +125,6 @@ class Watch:
         """Sum of a gauge over a pool's workers."""
         return self.sum_of(pool, lambda one: one.last(name))
 
-    def average(self, pool: str, name: str) -> float | None:
-        """Mean of a gauge over a pool's workers, now."""
-        workers = self.seen_workers(pool)
-        return sum(one.last(name) for one in workers) / len(workers) if workers else None
-
     def mean_over(self, pool: str, name: str, length_s: float) -> float | None:
         """Sum over a pool's workers of a gauge's mean over a window."""
         now_s = self.agenda.now_s
@@ -145,7 +140,6 @@ def _router_row(front: Front, pools: tuple[str, ...]) -> Row:
     counts = front.counts
     return (
         counts.arrived,
-        counts.in_flight,
         counts.pending,
         counts.prompt_tokens,
         counts.cached_tokens,
@@ -186,6 +180,11 @@ def answer_all(watch: Watch, tuning: Tuning, attainment_window_s: float) -> dict
         for verdict in Verdict
         if (value := watch.router_rate(verdict, attainment_window_s)) is not None
     ]
+    # Simulated engines publish no KV events: their caches are judged by what was sent.
+    unheard = sum(len(watch.seen_workers(pool)) for pool in watch.members.pools)
+    answers[Signal.CACHE_INDEX] = (
+        [_sample(watch, unheard, state="none")] if watch.router.seen(watch.agenda.now_s) else []
+    )
     for pool in watch.members.pools:
         for signal, value in _pool_values(watch, pool, tuning).items():
             answers.setdefault(signal, [])
@@ -211,7 +210,6 @@ def _router_values(watch: Watch, tuning: Tuning) -> dict[Signal, float | None]:
         Signal.LATEST: irate(burst) if seen else None,
         Signal.SCRAPES: len(burst) or None,
         Signal.REFUSED: 0.0 if seen else None,
-        Signal.IN_FLIGHT: router.last("in_flight") if seen else None,
         Signal.PENDING: router.last("pending") if seen else None,
         Signal.PROMPT_TOKENS: watch.router_rate("prompt_tokens", window_s),
         Signal.CACHED_TOKENS: watch.router_rate("cached_tokens", window_s),

@@ -10,17 +10,10 @@ from forebay_simulator.fleet.affinity import approximate, bounded_hashing, cache
 from forebay_simulator.fleet.autoscaling import AutoscalerSpec, ForebayAutoscaler
 from forebay_simulator.fleet.choosing import Forebay
 from forebay_simulator.fleet.clairvoyance import Clairvoyant
+from forebay_simulator.fleet.horizontal import HorizontalPodAutoscaler, Past
 from forebay_simulator.fleet.members import Member
-from forebay_simulator.fleet.metrics import Watch
 from forebay_simulator.fleet.routing import Routing, at_random, least_load, round_robin
-from forebay_simulator.fleet.scaling import (
-    FixedRatio,
-    HorizontalPodAutoscaler,
-    Knative,
-    Scaling,
-    Static,
-    TokenVelocity,
-)
+from forebay_simulator.fleet.scaling import FixedRatio, Knative, Scaling, Static, TokenVelocity
 from forebay_simulator.fleet.sizing import Expectation, expectation, mean_request
 from forebay_simulator.fleet.spec import FleetSpec, PoolSpec
 from forebay_simulator.fleet.traces.trace import Trace
@@ -42,8 +35,8 @@ ROUTING: Mapping[str, MakeRouting] = {
 MakeScaling = Callable[[FleetSpec, Trace, AutoscalerSpec], Scaling]
 """A policy for one run. Only the bound may look at the trace's order; the others at its mean request, as operators would."""
 
-QUEUE_TARGET = 2.0
-"""Requests waiting per worker that HPA aims at."""
+QUEUE_TARGET = 5.0
+"""Requests waiting per worker that HPA aims at: the threshold of the vLLM production stack's guide to autoscaling."""
 KV_TARGET = 0.7
 """Share of KV cache held that HPA aims at."""
 UTILISATION = 0.7
@@ -58,11 +51,9 @@ def _expected(fleet: FleetSpec, trace: Trace) -> dict[str, Expectation]:
     return {name: one for name, one in found.items() if one is not None}
 
 
-def _hpa(fleet: FleetSpec, series: str, target: float) -> Scaling:
-    def metric(watch: Watch, pool: str) -> float | None:
-        return watch.average(pool, series)
-
-    return HorizontalPodAutoscaler({pool.name: (metric, target) for pool in fleet.pools})
+def _hpa(fleet: FleetSpec, spec: AutoscalerSpec, series: str, target: float) -> Scaling:
+    metrics = {pool.name: (series, target) for pool in fleet.pools}
+    return HorizontalPodAutoscaler(metrics, stabilisation_s=spec.scale_down_window_s)
 
 
 def _knative(fleet: FleetSpec, trace: Trace) -> Scaling:
@@ -83,12 +74,13 @@ def _prefilling(fleet: FleetSpec) -> PoolSpec | None:
     return next((pool for pool in fleet.pools if pool.role is Role.PREFILL), None)
 
 
-def _fixed_ratio(fleet: FleetSpec, trace: Trace) -> Scaling:
+def _fixed_ratio(fleet: FleetSpec, trace: Trace, spec: AutoscalerSpec) -> Scaling:
     expected, decode, prefill = _expected(fleet, trace), _answering(fleet), _prefilling(fleet)
     answers = expected[decode.name]
     tokens_per_s = VELOCITY_SHARE * answers.good_rate_per_s * answers.mix.output
     ratio = answers.good_rate_per_s / expected[prefill.name].good_rate_per_s if prefill is not None else 0.0
-    return FixedRatio(decode.name, prefill.name if prefill is not None else None, tokens_per_s, ratio)
+    past = Past(spec.scale_down_window_s)
+    return FixedRatio(decode.name, prefill.name if prefill is not None else None, tokens_per_s, ratio, past=past)
 
 
 def _token_velocity(fleet: FleetSpec, trace: Trace) -> Scaling:
@@ -104,10 +96,10 @@ def _token_velocity(fleet: FleetSpec, trace: Trace) -> Scaling:
 
 SCALING: Mapping[str, MakeScaling] = {
     "static": lambda _fleet, _trace, _spec: Static(),
-    "hpa-queue": lambda fleet, _trace, _spec: _hpa(fleet, "waiting", QUEUE_TARGET),
-    "hpa-kv": lambda fleet, _trace, _spec: _hpa(fleet, "kv_usage", KV_TARGET),
+    "hpa-queue": lambda fleet, _trace, spec: _hpa(fleet, spec, "waiting", QUEUE_TARGET),
+    "hpa-kv": lambda fleet, _trace, spec: _hpa(fleet, spec, "kv_usage", KV_TARGET),
     "kpa": lambda fleet, trace, _spec: _knative(fleet, trace),
-    "fixed-ratio": lambda fleet, trace, _spec: _fixed_ratio(fleet, trace),
+    "fixed-ratio": _fixed_ratio,
     "token-velocity": lambda fleet, trace, _spec: _token_velocity(fleet, trace),
     "clairvoyant": lambda fleet, trace, _spec: Clairvoyant(fleet, trace),
     "forebay": lambda fleet, _trace, spec: ForebayAutoscaler(fleet, spec),

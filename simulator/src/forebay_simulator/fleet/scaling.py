@@ -5,32 +5,31 @@ documentation, with the defaults of that documentation where it has some; what t
 refusing growth.
 
 static          nothing changes
-hpa-queue       HorizontalPodAutoscaler on requests waiting per worker
-hpa-kv          HorizontalPodAutoscaler on the share of KV cache held
+hpa-queue       HorizontalPodAutoscaler on requests waiting per worker (horizontal.py)
+hpa-kv          HorizontalPodAutoscaler on the share of KV cache held (horizontal.py)
 kpa             Knative's autoscaler on requests in flight per worker: stable window 60 s, panic window 6 s
 fixed-ratio     HeteroScale: decode tokens a second per decode worker drive the pool; prefill workers follow in a fixed ratio
 token-velocity  TokenScale: token arrival rate over what one worker can take, per stage
 
-HPA: desired = ceil(current x metric / target) when that is off by more than a tenth; at most +100 % or +4 in 15 s; down to the
-largest of the last 300 s. KPA: desired = ceil(concurrency / target); in panic (panic window asks for twice the ready workers)
-it grows only.
+KPA: desired = ceil(concurrency / target) over the stable window; in panic (the panic window asks for twice the ready workers)
+the larger of both windows, and it grows only.
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from forebay_api.modelservice import Role
+from forebay_simulator.fleet.horizontal import STABILISATION_S, TOLERANCE, Past
+from forebay_simulator.fleet.members import State
 from forebay_simulator.fleet.metrics import Watch
-from forebay_simulator.fleet.spec import FleetSpec, PoolSpec
+from forebay_simulator.fleet.spec import FleetSpec
 
-HPA_TOLERANCE = 0.1
-HPA_GROWTH_MIN = 4
-HPA_STABILISATION_S = 300.0
+PANIC_SHARE = 2.0
+"""Wanted over ready workers at which Knative panics."""
 
 
 class Scaling(Protocol):
@@ -56,87 +55,56 @@ class Static:
 
 
 @dataclass(slots=True)
-class Past:
-    """The largest number recommended in a window."""
+class Revision:
+    """What Knative's autoscaler remembers of one pool."""
 
-    length_s: float
-    entries: deque[tuple[float, int]] = field(default_factory=deque)
-
-    def highest(self, now_s: float, value: int) -> int:
-        """Note a recommendation; the largest of the window."""
-        self.entries.append((now_s, value))
-        while self.entries[0][0] < now_s - self.length_s:
-            self.entries.popleft()
-        return max(one for _, one in self.entries)
-
-
-PoolMetric = Callable[[Watch, str], float | None]
-"""A metric's mean over a pool's workers; None when unknown."""
-
-
-@dataclass(slots=True)
-class HorizontalPodAutoscaler:
-    """Kubernetes' HPA, one per pool, on one metric each."""
-
-    metrics: Mapping[str, tuple[PoolMetric, float]]
-    """By pool: the metric and its target per worker."""
-    interval_s: float = 15.0
-    past: dict[str, Past] = field(default_factory=dict)
-
-    def decide(self, watch: Watch, now_s: float) -> Mapping[str, int]:
-        """As the HPA controller does; an unknown metric changes nothing."""
-        wanted = {}
-        for name, (metric, target) in self.metrics.items():
-            value = metric(watch, name) if watch.answering else None
-            if value is None:
-                continue
-            current = watch.members.pools[name].wanted
-            ratio = value / target
-            raw = current if abs(ratio - 1) <= HPA_TOLERANCE else math.ceil(current * ratio)
-            raw = min(raw, max(2 * current, current + HPA_GROWTH_MIN))
-            past = self.past.setdefault(name, Past(HPA_STABILISATION_S))
-            wanted[name] = max(raw, min(current, past.highest(now_s, raw)))
-        return wanted
+    past: deque[tuple[float, float]] = field(default_factory=deque)
+    """(time, requests in flight) of the stable window."""
+    panic_until_s: float = -math.inf
+    panic_peak: int = 0
+    """The most that was wanted in this panic."""
 
 
 @dataclass(slots=True)
 class Knative:
-    """Knative's pod autoscaler, one per pool, on requests in flight."""
+    """Knative's pod autoscaler, one per pool, on requests in flight; with more than one worker it begins in panic, as there."""
 
     targets: Mapping[str, float]
     """By pool: requests in flight of one worker, times the target utilisation."""
     interval_s: float = 2.0
     stable_s: float = 60.0
     panic_s: float = 6.0
-    panic_until_s: float = -math.inf
-    panic_peak: dict[str, int] = field(default_factory=dict)
-    past: dict[str, deque[tuple[float, float]]] = field(default_factory=dict)
+    revisions: dict[str, Revision] = field(default_factory=dict)
 
     def decide(self, watch: Watch, now_s: float) -> Mapping[str, int]:
         """Its own view of concurrency is live: it comes from the request path, not from Prometheus."""
         wanted = {}
         for name, target in self.targets.items():
-            pool = watch.members.pools[name]
+            ready = watch.members.pools[name].count(State.READY)
             live = watch.front.pool_in_flight[name] + watch.front.counts.pending
-            past = self.past.setdefault(name, deque())
-            past.append((now_s, live))
-            while past[0][0] <= now_s - self.stable_s:
-                past.popleft()
-            stable = sum(value for _, value in past) / len(past)
-            recent = [value for at_s, value in past if at_s > now_s - self.panic_s]
-            panic = sum(recent) / len(recent)
-            ready = max(1, sum(1 for one in pool.members if one.state.value == "ready"))
-            if panic / target >= 2 * ready:
-                self.panic_until_s = now_s + self.stable_s
-            want = math.ceil(stable / target)
-            if now_s < self.panic_until_s:
-                want = max(math.ceil(panic / target), self.panic_peak.get(name, 0), pool.wanted)
-                self.panic_peak[name] = want
-            else:
-                self.panic_peak.pop(name, None)
-                want = max(want, math.floor(pool.wanted / 2))
-            wanted[name] = max(1, want)
+            if name not in self.revisions:
+                in_panic = Revision(panic_until_s=now_s + self.stable_s, panic_peak=ready)
+                self.revisions[name] = in_panic if ready > 1 else Revision()
+            wanted[name] = self._desired(self.revisions[name], live / target, max(1, ready), now_s)
         return wanted
+
+    def _desired(self, revision: Revision, load: float, ready: int, now_s: float) -> int:
+        """`load` is in workers. At most half of those that are ready go at once."""
+        past = revision.past
+        past.append((now_s, load))
+        while past[0][0] <= now_s - self.stable_s:
+            past.popleft()
+        recent = [value for at_s, value in past if at_s > now_s - self.panic_s]
+        stable = math.ceil(sum(value for _, value in past) / len(past))
+        panic = math.ceil(sum(recent) / len(recent))
+        if panic >= PANIC_SHARE * ready:
+            revision.panic_until_s = now_s + self.stable_s
+        want = max(1, stable, ready // 2)
+        if now_s <= revision.panic_until_s:
+            revision.panic_peak = want = max(want, panic, revision.panic_peak)
+        else:
+            revision.panic_peak = 0
+        return want
 
 
 @dataclass(slots=True)
@@ -151,7 +119,7 @@ class FixedRatio:
     """Prefill workers for one decode worker."""
     interval_s: float = 15.0
     window_s: float = 60.0
-    past: Past = field(default_factory=lambda: Past(HPA_STABILISATION_S))
+    past: Past = field(default_factory=lambda: Past(STABILISATION_S))
 
     def decide(self, watch: Watch, now_s: float) -> Mapping[str, int]:
         """Both pools from one signal."""
@@ -160,7 +128,7 @@ class FixedRatio:
             return {}
         current = watch.members.pools[self.decode].wanted
         ratio = rate / self.tokens_per_s / current if current else 1.0
-        raw = current if abs(ratio - 1) <= HPA_TOLERANCE else math.ceil(rate / self.tokens_per_s)
+        raw = current if abs(ratio - 1) <= TOLERANCE else math.ceil(rate / self.tokens_per_s)
         decode = max(1, raw, min(current, self.past.highest(now_s, raw)))
         wanted = {self.decode: decode}
         if self.prefill is not None:
@@ -209,8 +177,3 @@ def bounded(spec: FleetSpec, current: Mapping[str, int], wanted: Mapping[str, in
         if over > 0 and given[pool.name] > current[pool.name]:
             given[pool.name] = max(current[pool.name], given[pool.name] - math.ceil(over / pool.gpus))
     return given
-
-
-def computes_prompts(pool: PoolSpec) -> bool:
-    """Whether a pool's workers compute prompts."""
-    return pool.role is not Role.DECODE

@@ -95,7 +95,7 @@ def _ramp(name: str, startup_s: float) -> Scenario:
             budget_gpus=24,
         ),
         trace=lambda seed: generate(name, sinusoid(1, 24, 900), fixed(8000, 1000), duration_s=2100, seed=seed),
-        # What an operator sets for load that rises and falls within minutes; the capacity model is fitted to the engine.
+        # What an operator sets for load that rises and falls within minutes; every policy that has such a window gets it.
         autoscaler=AutoscalerSpec(scale_down_window_s=30.0),
     )
 

@@ -202,8 +202,3 @@ def _terminated(ended: Ended) -> dict[str, Any]:
     if ended.message:
         terminated["message"] = ended.message
     return terminated
-
-
-def all_in_the_past(pod: Pod) -> bool:
-    """The API object says that the pod has run its course."""
-    return (pod.raw.get("status") or {}).get("phase") in {"Succeeded", "Failed"}

@@ -11,6 +11,7 @@ from __future__ import annotations
 import csv
 import gzip
 import random
+import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
@@ -27,12 +28,14 @@ LMCACHE_BLOCK_TOKENS = 16
 
 @contextmanager
 def open_text(path: Path) -> Iterator[TextIO]:
-    """Open a plain or gzipped file; TraceError when it is not there."""
+    """Open a plain or gzipped file; TraceError when it is not there, damaged, or no text."""
     try:
         with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as file:
             yield file
     except OSError as error:
         raise TraceError(f"cannot read the trace {path}: {error.strerror or error}") from error
+    except (EOFError, zlib.error, UnicodeDecodeError, csv.Error) as error:
+        raise TraceError(f"cannot read the trace {path}: it is damaged: {error}") from error
 
 
 def _json_lines(path: Path) -> Iterator[tuple[int, dict[str, object]]]:
@@ -41,9 +44,12 @@ def _json_lines(path: Path) -> Iterator[tuple[int, dict[str, object]]]:
             if not line.strip():
                 continue
             try:
-                yield number, orjson.loads(line)
+                row = orjson.loads(line)
             except orjson.JSONDecodeError as error:
                 raise TraceError(f"{path}, line {number}: {error}") from error
+            if not isinstance(row, dict):
+                raise TraceError(f"{path}, line {number}: must be a JSON object")
+            yield number, row
 
 
 def _whole(row: dict[str, object], field: str, where: str) -> int:

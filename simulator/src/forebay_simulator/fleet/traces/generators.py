@@ -12,12 +12,8 @@ import random
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-import orjson
-
-from forebay_simulator.fleet.traces.files import open_text
-from forebay_simulator.fleet.traces.trace import Arrival, Trace, TraceError
+from forebay_simulator.fleet.traces.trace import Arrival, Trace
 
 Rate = Callable[[float], float]
 """Requests a second at a time."""
@@ -105,39 +101,6 @@ def drawn_from(pairs: Sequence[tuple[int, int]]) -> LengthsOf:
 def switching(first: LengthsOf, then: LengthsOf, at_s: float) -> LengthsOf:
     """One kind of request before a time, another one from it on."""
     return lambda chance, when_s: (first if when_s < at_s else then)(chance, when_s)
-
-
-@dataclass(frozen=True, slots=True)
-class Quantiles:
-    """Lengths by their quantiles; prompt and output are drawn independently of each other."""
-
-    levels: tuple[float, ...]
-    prompt: tuple[float, ...]
-    output: tuple[float, ...]
-
-    def __call__(self, chance: random.Random, _at_s: float) -> tuple[int, int]:
-        """Draw a request."""
-        return self._draw(chance, self.prompt), self._draw(chance, self.output)
-
-    def _draw(self, chance: random.Random, values: tuple[float, ...]) -> int:
-        level = chance.random()
-        number = bisect_left(self.levels, level)
-        if number in (0, len(values)):
-            return max(1, round(values[min(number, len(values) - 1)]))
-        below, above = self.levels[number - 1], self.levels[number]
-        share = (level - below) / (above - below)
-        return max(1, round(values[number - 1] + share * (values[number] - values[number - 1])))
-
-
-def read_servegen_lengths(path: Path, model: str) -> Quantiles:
-    """ServeGen's lengths of one model: m-small, m-mid, m-large or deepseek-r1."""
-    with open_text(path) as file:
-        try:
-            found = orjson.loads(file.read())
-            one = found[model]
-            return Quantiles(tuple(one["quantiles"]), tuple(one["input_tokens"]), tuple(one["output_tokens"]))
-        except (orjson.JSONDecodeError, KeyError, TypeError) as error:
-            raise TraceError(f"{path}: no lengths of {model!r} ({error!r})") from error
 
 
 # ---- arrivals
