@@ -251,8 +251,9 @@ class DecideMachine(RuleBasedStateMachine):
                 what = f"{more:g} times the arrivals, {held:g} more held"
                 assert other.desired >= one.desired, what
                 if one.need and other.need:
-                    assert other.need.with_backlog >= one.need.with_backlog, what
-                    assert other.need.to_keep >= one.need.to_keep, what
+                    most = max(pool.replicas_max for pool in self.policy.pools if pool.name == one.name)
+                    assert min(most, other.need.with_backlog) >= min(most, one.need.with_backlog), what
+                    assert min(most, other.need.to_keep) >= min(most, one.need.to_keep), what
 
     @staticmethod
     def budget_took(one: PoolDecision) -> bool:
