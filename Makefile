@@ -28,7 +28,7 @@ real-engine: ## a real vLLM on CPU with a tiny model (3 minutes, 6.5 GB), for EN
 
 .PHONY: test
 test: programs ## every test, on real Kubernetes programs where one needs them, the end-to-end ones included
-	@scripts/test.sh
+	@$(PY) scripts/run_tests.py $(ARGS)
 
 .PHONY: check
 check: .venv/.synced ## format, lint, strict types, import contracts, generated files, and the tests that need no cluster
