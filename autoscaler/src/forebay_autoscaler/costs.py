@@ -57,6 +57,8 @@ class Portion:
     """Share to have workers for."""
     to_keep: float
     """Share that workers must suffice for after shrinking; at least as much."""
+    backlog: float
+    """Share of what routers hold that it is sized for. Of pools by cost each one up to the first with room left has all of it."""
     running: float = 1.0
     """Share of the requests in its workers that hold them."""
     told: str = ""
@@ -67,7 +69,7 @@ def portions_of(offers: Sequence[Offer], planned_per_s: float | None, *, headroo
     """Portions of the pools of one role, by name; as the router splits requests where cost cannot be told."""
     costs = [offer.cost for offer in offers]
     if len(offers) < 2 or any(cost is None for cost in costs) or not planned_per_s:
-        return {offer.name: Portion(offer.share, offer.share) for offer in offers}
+        return {offer.name: Portion(offer.share, offer.share, offer.share) for offer in offers}
     left = uncovered = planned_per_s
     portions = {}
     ordered = _by_cost(offers)
@@ -75,11 +77,12 @@ def portions_of(offers: Sequence[Offer], planned_per_s: float | None, *, headroo
         usable_per_s = (offer.good_rate_per_s or 0.0) / (1.0 + headroom)
         could_do = offer.most * usable_per_s
         grow = left if place == len(ordered) else min(left, could_do)
-        keep = max(grow, min(uncovered, could_do))
-        to_grow, to_keep = grow / planned_per_s, keep / planned_per_s
+        # Not bounded by what it could do: as a share that would fall where demand rises beyond it.
+        to_grow, to_keep = grow / planned_per_s, max(grow, uncovered) / planned_per_s
         running = min(1.0, to_keep / offer.share) if offer.share > 0 else 1.0
         told = f"filled {place} of {len(ordered)} by cost, {1000 * (offer.cost or 0.0):.2g} for 1,000 requests"
-        portions[offer.name] = Portion(to_grow, to_keep, running, told)
+        backlog = 1.0 if left > 0 else 0.0
+        portions[offer.name] = Portion(to_grow, to_keep, backlog, running, told)
         left -= grow
         uncovered = max(0.0, uncovered - offer.ready * usable_per_s)
     return portions

@@ -269,7 +269,7 @@ def _demand(sight: Sight, view: View, portion: Portion) -> Demand | None:
     lead_s = view.learnt.orders.lead_s(now_s, tuning.startup_s)
     demand = Demand(
         rate_per_s=None if rate is None else rate * share,
-        backlog=(pending or 0.0) * share + (waiting or 0.0),
+        backlog=(pending or 0.0) * portion.backlog + (waiting or 0.0),
         running=(running or 0.0) * portion.running,
         lead_s=lead_s,
         dispersion=forecast.dispersion,

@@ -11,11 +11,12 @@ from forebay_simulator.fleet.autoscaling import AutoscalerSpec
 from forebay_simulator.fleet.horizontal import HorizontalPodAutoscaler, Pods, desired, pods_of
 from forebay_simulator.fleet.members import State
 from forebay_simulator.fleet.policies import SCALING
-from forebay_simulator.fleet.scaling import FixedRatio, Knative, TokenVelocity
+from forebay_simulator.fleet.scaling import FixedRatio, Knative, TokenVelocity, shares
 from forebay_simulator.fleet.scenarios import SCENARIOS
 from forebay_simulator.fleet.simulation import Run, Setting
+from forebay_simulator.fleet.spec import FleetSpec
 
-from .fleets import chats, mixed
+from .fleets import OBJECTIVE, chats, mixed, split
 
 WITH_A_WINDOW = ("hpa-queue", "hpa-kv", "fixed-ratio")
 
@@ -199,6 +200,33 @@ def test_all_who_wait_before_they_shrink_wait_equally_long():
     """A scenario's stabilisation window is every policy's."""
     scenario, trace = SCENARIOS["ramp"], chats(1, 20)
     assert scenario.autoscaler.scale_down_window_s == 30.0
-    queue, kv, ratio = (SCALING[name](scenario.fleet, trace, scenario.autoscaler) for name in WITH_A_WINDOW)
+    queue, kv, ratio = (SCALING[name](scenario.fleet, trace, scenario.autoscaler).policy for name in WITH_A_WINDOW)
     assert queue.stabilisation_s == kv.stabilisation_s == ratio.past.length_s == 30.0
     assert SCALING["hpa-kv"](mixed(1), trace, AutoscalerSpec()).stabilisation_s == 300.0
+
+
+@pytest.mark.parametrize(
+    ("prefill_gpus", "budget", "expected"),
+    [
+        (1, 24, {"prefill": 10, "decode": 14}),  # 50 requests a second, and 49
+        (4, 24, {"prefill": 4, "decode": 8}),  # prefill limits, but what is left is too little for a fifth
+        (1, 1, {"prefill": 1, "decode": 1}),  # a pool has a worker
+    ],
+)
+def test_a_budget_is_shared_as_the_mean_request_needs_it(prefill_gpus, budget, expected):
+    prefill, decode = split(1, 1).pools
+    wide = replace(prefill, engine=replace(prefill.engine, tensor=prefill_gpus))
+    fleet = FleetSpec(pools=(wide, decode), objective=OBJECTIVE)
+    assert shares(fleet, {"prefill": 5.0, "decode": 3.5}, budget) == expected
+
+
+def test_a_burst_of_one_pool_takes_no_gpu_from_another():
+    """Without a largest number for each pool, whoever asks first holds what the other needs."""
+    scenario, trace = SCENARIOS["ramp"], chats(10, 20, prompt=8000, output=1000)
+    scaling = SCALING["kpa"](scenario.fleet, trace, scenario.autoscaler)
+    situation = Situation(prefill=2, decode=2)
+    situation.front.pool_in_flight["prefill"] = 400
+    wanted = scaling.decide(situation, 0.0)
+    assert wanted["prefill"] == scaling.most["prefill"]
+    assert sum(scaling.most.values()) == scenario.fleet.budget_gpus == 24
+    assert scaling.most["decode"] >= 12

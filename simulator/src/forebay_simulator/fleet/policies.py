@@ -13,7 +13,7 @@ from forebay_simulator.fleet.clairvoyance import Clairvoyant
 from forebay_simulator.fleet.horizontal import HorizontalPodAutoscaler, Past
 from forebay_simulator.fleet.members import Member
 from forebay_simulator.fleet.routing import Routing, at_random, least_load, round_robin
-from forebay_simulator.fleet.scaling import FixedRatio, Knative, Scaling, Static, TokenVelocity
+from forebay_simulator.fleet.scaling import Capped, FixedRatio, Knative, Scaling, Static, TokenVelocity, shares
 from forebay_simulator.fleet.sizing import Expectation, expectation, mean_request
 from forebay_simulator.fleet.spec import FleetSpec, PoolSpec
 from forebay_simulator.fleet.traces.trace import Trace
@@ -94,13 +94,26 @@ def _token_velocity(fleet: FleetSpec, trace: Trace) -> Scaling:
     return TokenVelocity(velocities)
 
 
+def _capped(make: MakeScaling) -> MakeScaling:
+    """A baseline under a budget: each pool may have its share for the mean request, as `maxReplicas` says it to an HPA."""
+
+    def made(fleet: FleetSpec, trace: Trace, spec: AutoscalerSpec) -> Scaling:
+        policy, expected = make(fleet, trace, spec), _expected(fleet, trace)
+        if fleet.budget_gpus is None or len(expected) < len(fleet.pools):
+            return policy
+        rates = {name: one.good_rate_per_s for name, one in expected.items()}
+        return Capped(policy, shares(fleet, rates, fleet.budget_gpus))
+
+    return made
+
+
 SCALING: Mapping[str, MakeScaling] = {
     "static": lambda _fleet, _trace, _spec: Static(),
-    "hpa-queue": lambda fleet, _trace, spec: _hpa(fleet, spec, "waiting", QUEUE_TARGET),
-    "hpa-kv": lambda fleet, _trace, spec: _hpa(fleet, spec, "kv_usage", KV_TARGET),
-    "kpa": lambda fleet, trace, _spec: _knative(fleet, trace),
-    "fixed-ratio": _fixed_ratio,
-    "token-velocity": lambda fleet, trace, _spec: _token_velocity(fleet, trace),
+    "hpa-queue": _capped(lambda fleet, _trace, spec: _hpa(fleet, spec, "waiting", QUEUE_TARGET)),
+    "hpa-kv": _capped(lambda fleet, _trace, spec: _hpa(fleet, spec, "kv_usage", KV_TARGET)),
+    "kpa": _capped(lambda fleet, trace, _spec: _knative(fleet, trace)),
+    "fixed-ratio": _capped(_fixed_ratio),
+    "token-velocity": _capped(lambda fleet, trace, _spec: _token_velocity(fleet, trace)),
     "clairvoyant": lambda fleet, trace, _spec: Clairvoyant(fleet, trace),
     "forebay": lambda fleet, _trace, spec: ForebayAutoscaler(fleet, spec),
 }

@@ -1,8 +1,8 @@
 """How many workers: the autoscaler's own `decide`, and what other autoscalers do.
 
 All see the fleet through the same scrapes, and all numbers they set are kept within the pools' bounds. Baselines follow their
-documentation, with the defaults of that documentation where it has some; what they cannot express (a budget) is enforced by
-refusing growth.
+documentation, with the defaults of that documentation where it has some. What they cannot express, a budget over several pools,
+they get as an operator would set it: a largest number for each pool, so that one pool's burst takes no GPU from another.
 
 static          nothing changes
 hpa-queue       HorizontalPodAutoscaler on requests waiting per worker (horizontal.py)
@@ -162,6 +162,39 @@ class TokenVelocity:
             past = self.past.setdefault(name, Past(60.0))
             wanted[name] = max(1, need, min(watch.members.pools[name].wanted, past.highest(now_s, need)))
         return wanted
+
+
+@dataclass(slots=True)
+class Capped:
+    """A policy that sizes each pool by itself, with a largest number for each."""
+
+    policy: Scaling
+    most: Mapping[str, int]
+    """By pool."""
+    interval_s: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Look as often as the policy does."""
+        self.interval_s = self.policy.interval_s
+
+    def decide(self, watch: Watch, now_s: float) -> Mapping[str, int]:
+        """What it wants, but no more than there may be."""
+        return {name: min(number, self.most[name]) for name, number in self.policy.decide(watch, now_s).items()}
+
+
+def shares(spec: FleetSpec, rates: Mapping[str, float], budget_gpus: int) -> dict[str, int]:
+    """Workers of each pool that a budget is for, when each pool takes part in every request.
+
+    `rates`: requests a second that one worker of a pool takes. The next worker is always for the pool that would limit the whole.
+    """
+    given = {pool.name: 1 for pool in spec.pools}
+    gpus = {pool.name: pool.gpus for pool in spec.pools}
+    while True:
+        free = budget_gpus - sum(given[name] * gpus[name] for name in given)
+        fitting = [name for name in given if gpus[name] <= free]
+        if not fitting:
+            return given
+        given[min(fitting, key=lambda name: given[name] * rates[name])] += 1
 
 
 def bounded(spec: FleetSpec, current: Mapping[str, int], wanted: Mapping[str, int]) -> dict[str, int]:
