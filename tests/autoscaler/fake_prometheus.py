@@ -66,6 +66,7 @@ class FakePrometheus:
             Signal.CACHED_TOKENS: 0,
             Signal.OUTPUT_TOKENS: 100 * rate_per_s,
             Signal.VERDICTS: [({"verdict": "good"}, rate_per_s), ({"verdict": "bad"}, 0)],
+            Signal.VERDICTS_LATELY: [({"verdict": "good"}, rate_per_s), ({"verdict": "bad"}, 0)],
         }
         self.pools[(*key, pool)] = {
             Signal.RUNNING: running,

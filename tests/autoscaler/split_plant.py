@@ -248,6 +248,7 @@ class SplitPlant:
             tpot_per_s=rate("tpot"), tpot_within_per_s=rate("tpot_ok"),
             prompt_tokens_per_s=rate("prompt"), cached_tokens_per_s=one(0.0), output_tokens_per_s=rate("output"),
             good_per_s=rate("good", 300.0), bad_per_s=rate("bad", 300.0),
+            good_lately_per_s=rate("good"), bad_lately_per_s=rate("bad"),
         )  # fmt: skip
         pools = []
         for name, short in (("prefill", "p"), ("decode", "d")):

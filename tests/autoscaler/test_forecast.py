@@ -57,14 +57,14 @@ def test_a_steady_rise_is_followed_to_where_it_will_be():
 
 def test_a_steady_rate_is_a_level():
     forecast = followed(lambda _: 40.0, 1200)
-    assert forecast.method is Method.LEVEL
+    assert forecast.method in (Method.LEVEL, Method.ECHO), "an echo of a level is one"
     assert ahead(forecast, 1200) == pytest.approx(40, rel=0.1)
     assert forecast.dispersion < 2
 
 
 def test_a_rhythm_is_found_used_and_dropped_when_it_ends():
     forecast = followed(wave, 3000)
-    assert forecast.method is Method.SEASON
+    assert forecast.method in (Method.SEASON, Method.ECHO), "what came before comes again"
     assert forecast.season.period * BIN_S == pytest.approx(900, rel=0.03)
     assert ahead(forecast, 3000) == pytest.approx(wave(3000 + LEAD * BIN_S), abs=2.5)
     ended = followed(lambda now_s: wave(now_s) if now_s < 2700 else 1.0, 4500)
@@ -107,7 +107,8 @@ def test_a_line_is_finite_and_never_below_zero(values, lead):
     line = line_of(values, 100, dispersion=1.0, lead=lead, bin_s=BIN_S)
     for position in (99.0, 100.0, 100.0 + lead):
         assert 0 <= line.at(position) < 1e5
-        assert 0 <= line.grown_at(position) < 1e5
+        assert 0 <= line.at_least(position, 0.8) < 1e5
+        assert 0 <= line.falling <= 1.001
 
 
 @settings(deadline=None)

@@ -180,7 +180,7 @@ def test_the_api_server_may_go_away_and_come_back(world: World):
     try:
         eventually(
             lambda: first.get("/metrics").text,
-            lambda text: 'outcome="failed"} 0.0' not in text,
+            lambda text: 'cycles_total{outcome="failed"} 0.0' not in text,
             within_s=20,
             what="a cycle fails",
         )

@@ -71,6 +71,8 @@ class Situation:
     """Inputs without which the pool must not shrink, by name, that are unknown or stale."""
     missing_objective: bool
     """Whether the present workers, having work to do, miss the objective."""
+    falling: bool
+    """Whether demand surely falls."""
     untested: bool
     """Whether no forecast of the demand has come to pass yet."""
     needs: Window
@@ -104,9 +106,15 @@ def wait_for_growth(situation: Situation, proposal: Proposal) -> Proposal:
 
 
 def wait_for_shrinking(situation: Situation, proposal: Proposal) -> Proposal:
-    """Shrink only to the most that was needed within the shrink window."""
+    """Shrink only to the most that was needed within the shrink window.
+
+    The window is for needs that come and go. Where demand surely falls, what was needed before it fell does not come again,
+    and what may be needed now is all that counts.
+    """
     length_s = situation.policy.scale_down_window_s
     highest = situation.needs.maximum(situation.now_s, length_s=length_s)
+    if situation.falling and situation.need is not None:
+        highest = situation.need.to_keep
     if proposal.replicas >= situation.current or highest is None:
         return proposal
     kept = min(situation.current, max(proposal.replicas, highest))
@@ -115,8 +123,12 @@ def wait_for_shrinking(situation: Situation, proposal: Proposal) -> Proposal:
 
 
 def require_objective(situation: Situation, proposal: Proposal) -> Proposal:
-    """Never shrink while the present workers miss the objective under their load."""
-    if proposal.replicas >= situation.current or not situation.missing_objective:
+    """Never shrink while as many workers as are needed miss the objective under their load.
+
+    Where fewer are ready that explains it, and what was ordered beyond the need may be taken back.
+    """
+    explained = situation.counts.ready < proposal.replicas
+    if proposal.replicas >= situation.current or not situation.missing_objective or explained:
         return proposal
     return proposal.instead(situation.current, Constraint.OBJECTIVE, "requests miss the objective now")
 

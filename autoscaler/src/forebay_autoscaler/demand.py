@@ -34,6 +34,8 @@ AHEAD: Final = (0.25, 0.5, 0.75, 1.0)
 """Parts of a lead at which the forecast is asked."""
 BINS_PER_WINDOW: Final = 4
 """Bins of the past in a rate window."""
+MISSED: Final = 1.5
+"""Times between scrapes beyond which one was missed."""
 BIN_MIN_S: Final = 15.0
 """Shortest bin, or the rate window if shorter: what rises within less is met by short windows, and holds mostly chance."""
 
@@ -93,10 +95,13 @@ def look_ahead(forecast: Forecast, signals: ServiceSignals, tuning: Tuning, *, n
     if latest.known is None or latest.age_s is None or arrived is None:
         return forecast
     refused = (signals.refused_per_s.known or 0.0) / arrived if arrived else 0.0
+    at_s, scrape_s = now_s - latest.age_s, scrape_s_of(signals, tuning)
+    if at_s - forecast.past.sampled_s <= MISSED * scrape_s:  # the scrape before was seen, too
+        scrape_s = at_s - forecast.past.sampled_s
     past = forecast.past.take(
-        now_s - latest.age_s,
+        at_s,
         latest.known * (1.0 - min(1.0, refused)),
-        over_s=min(bin_s * BINS_PER_WINDOW, scrape_s_of(signals, tuning)),
+        over_s=min(bin_s * BINS_PER_WINDOW, scrape_s),
         bin_s=bin_s,
     )
     return take(forecast, past, lead=lead_s / bin_s, bin_s=bin_s)
@@ -104,10 +109,9 @@ def look_ahead(forecast: Forecast, signals: ServiceSignals, tuning: Tuning, *, n
 
 def falling_to(forecast: Forecast, tuning: Tuning, now_s: float) -> float | None:
     """The rate of now on the forecast's line where that falls, else None."""
-    line = forecast.line
-    if line is None or line.slope >= 0:
+    if forecast.line is None or not forecast.falls:
         return None
-    return line.at(now_s / bin_s_of(tuning))
+    return forecast.line.at(now_s / bin_s_of(tuning))
 
 
 def planned_rate(forecast: Forecast, rate_per_s: float, tuning: Tuning, *, now_s: float, lead_s: float) -> float:
@@ -115,11 +119,13 @@ def planned_rate(forecast: Forecast, rate_per_s: float, tuning: Tuning, *, now_s
 
     Room for what forecasts miss is added to them, not to what is asked now: where demand falls, it is there already.
     """
-    bin_s, room = bin_s_of(tuning), max(forecast.shortfall, forecast.burst * forecast.blindness)
+    bin_s, burst = bin_s_of(tuning), forecast.burst * forecast.blindness
     if forecast.method is Method.LEVEL:  # the rate is the better level: it is newer
-        return max(rate_per_s + room, forecast.floor)
+        return max(rate_per_s + max(forecast.shortfall, burst), forecast.floor)
     ahead = [(forecast.rate_at((now_s + part * lead_s) / bin_s, lead_s / bin_s), part) for part in AHEAD]
-    return max(rate_per_s, forecast.floor, *(one + part * room for one, part in ahead if one is not None))
+    foreseen = [one + part * forecast.shortfall for one, part in ahead if one is not None]
+    later = rate_per_s if forecast.line is None else forecast.line.at((now_s + lead_s) / bin_s)
+    return max(rate_per_s, forecast.floor, min(rate_per_s, later) + burst, *foreseen)
 
 
 def rate_to_keep(rate_per_s: float, planned_per_s: float, tuning: Tuning) -> float:
@@ -158,7 +164,9 @@ def backlog_ahead(
     left, workers, passed_s = demand.backlog, ready, 0.0
     for in_s, count in (*sorted(coming), (demand.lead_s, 0)):
         until_s = min(in_s, demand.lead_s)
-        spare_per_s = max(0.0, workers * good_rate_per_s - demand.rate_per_s)
+        passing = (passed_s + until_s) / 2 / demand.lead_s if demand.lead_s else 1.0
+        asked_per_s = demand.rate_per_s + passing * max(0.0, demand.planned_per_s - demand.rate_per_s)
+        spare_per_s = max(0.0, workers * good_rate_per_s - asked_per_s)
         left = max(0.0, left - spare_per_s * (until_s - passed_s))
         workers, passed_s = workers + count, max(passed_s, until_s)
     return left

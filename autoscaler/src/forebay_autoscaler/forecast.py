@@ -24,7 +24,7 @@ from typing import Final
 from forebay_autoscaler.habits import burst_of, dispersion_of, echo_of
 from forebay_autoscaler.past import COARSER, Past
 from forebay_autoscaler.season import Season, find_season
-from forebay_autoscaler.trend import LEVEL_BINS, NO_LINE, Line, line_of
+from forebay_autoscaler.trend import LEVEL_BINS, NO_LINE, WINDOW_BINS, Line, line_of
 
 LATE: Final = 0.8
 """Loss of a request a second that was not foreseen; of one that does not come it is the rest."""
@@ -59,6 +59,7 @@ class Method(StrEnum):
     LEVEL = "level"
     TREND = "trend"
     SEASON = "season"
+    ECHO = "echo"
 
 
 METHODS: Final = tuple(Method)
@@ -70,8 +71,6 @@ class Forecast:
 
     past: Past = field(default_factory=Past)
     line: Line | None = None
-    line_before: Line | None = None
-    """Of the bin before: a trend is what both have in common."""
     offset: float = 0.0
     """Distance of the last bins from the rhythm."""
     season: Season | None = None
@@ -102,7 +101,7 @@ class Forecast:
         loss = self.losses[METHODS.index(best)]
         for method in METHODS:
             number = METHODS.index(method)
-            if method is Method.SEASON and self.season is None:
+            if (method is Method.SEASON and self.season is None) or (method is Method.ECHO and self.echo is None):
                 continue
             if self.scored[number] >= SCORED_MIN and self.losses[number] < WORTH * loss:
                 best, loss = method, self.losses[number]
@@ -112,26 +111,36 @@ class Forecast:
         """Requests a second at a position, in bins; None before there is a past."""
         if self.line is None:
             return None
-        forecasts = self.all_at(position, lead)
+        forecasts = (*self.all_at(position, lead), self.echo)
         found = forecasts[METHODS.index(self.method)]
         return forecasts[1] if found is None else found
 
     @property
     def blindness(self) -> float:
-        """How much of what a level does not foresee a known rhythm does not either; 1 without one."""
-        if self.method is not Method.SEASON or not self.losses[0]:
+        """How much of what a level does not foresee a past that comes again does not either; 1 while none does."""
+        number = METHODS.index(self.method)
+        if self.method not in (Method.SEASON, Method.ECHO) or not self.losses[0]:
             return 1.0
-        return min(1.0, self.losses[METHODS.index(Method.SEASON)] / self.losses[0])
+        return min(1.0, self.losses[number] / self.losses[0])
 
     def all_at(self, position: float, lead: float) -> tuple[float, float, float | None]:
         """By each method; None without a rhythm, or before there is a past zero."""
         line = self.line or NO_LINE
-        trend = min(line.at(position), max(line.plain, (self.line_before or line).at(position)))
-        trend = max(trend, line.grown_at(position))
+        trend = line.at_least(position, LATE)
         if self.season is None:
             return line.plain, trend, None
-        lasting = LASTING ** (max(0.0, position - line.centre) / max(1.0, lead))
+        lasting = LASTING ** (max(0.0, position - line.end + LEVEL_BINS / 2) / max(1.0, lead))
         return line.plain, trend, max(0.0, self.usual_at(position) + self.offset * lasting)
+
+    @property
+    def falls(self) -> bool:
+        """Whether demand falls."""
+        return self.line is not None and self.line.slope < 0
+
+    @property
+    def falls_surely(self) -> bool:
+        """Whether demand falls, as surely as late capacity is worse than idle one."""
+        return self.line is not None and self.line.falling >= LATE
 
     @property
     def untested(self) -> bool:
@@ -156,7 +165,9 @@ def take(forecast: Forecast, past: Past, *, lead: float, bin_s: float) -> Foreca
         return replace(forecast, past=past)
     values, end, whole = past.fine.values, past.fine.end, max(1, round(lead))
     for number in range(max(forecast.past.fine.end, past.fine.first), end):
-        forecast = _score(forecast, number, values[number - past.fine.first])
+        # A forecast from a shorter past than shapes are fitted to says nothing of those from a whole one.
+        wise = number - past.fine.first >= WINDOW_BINS + lead
+        forecast = _score(forecast, number, values[number - past.fine.first], wise=wise)
     dispersion = dispersion_of(values, bin_s)
     forecast = replace(forecast, past=past, dispersion=dispersion)
     if end - forecast.searched >= SEARCH_BINS:
@@ -165,7 +176,6 @@ def take(forecast: Forecast, past: Past, *, lead: float, bin_s: float) -> Foreca
     forecast = replace(
         forecast,
         line=line,
-        line_before=forecast.line,
         offset=_offset(forecast, line),
         echo=echo_of(values, whole, dispersion=dispersion, bin_s=bin_s),
         burst=burst_of(values, whole),
@@ -185,7 +195,7 @@ def _offset(forecast: Forecast, line: Line) -> float:
     return line.plain - math.fsum(usual) / len(usual)
 
 
-def _score(forecast: Forecast, number: int, actual: float) -> Forecast:
+def _score(forecast: Forecast, number: int, actual: float, *, wise: bool) -> Forecast:
     """Hold the forecasts for a bin to what came."""
     due = [promised for target, promised in forecast.pending if target == number]
     left = tuple(one for one in forecast.pending if one[0] > number)
@@ -203,7 +213,7 @@ def _score(forecast: Forecast, number: int, actual: float) -> Forecast:
         losses[place] += weight * (loss - losses[place])
         scored[place] += 1
     planned = max(used or 0.0, promised[3] or 0.0)
-    errors = (*forecast.errors[-(ERRORS_MAX - 1) :], actual - planned)
+    errors = (*forecast.errors[-(ERRORS_MAX - 1) :], actual - planned) if wise else forecast.errors
     shortfall = sorted(errors)[math.ceil(SHORT * len(errors)) - 1] if len(errors) >= ERRORS_MIN else 0.0
     return replace(
         forecast,

@@ -28,8 +28,10 @@ ECHO_LATE: Final = 2
 """Bins by which the last rate is older than now."""
 ECHO_MOMENTS: Final = 5
 """Nearest moments that make an echo, at most."""
-ECHO_DEVIATIONS: Final = 2.0
-"""Distance, in deviations of a bin, of moments that look alike."""
+ECHO_MIN: Final = 2
+"""And at least: one moment is an anecdote."""
+ECHO_DEVIATIONS: Final = 3.0
+"""Distance, in deviations of a bin, of moments that look alike: what chance keeps apart in one case of twenty."""
 DISPERSION_MAX: Final = 4.0
 DISPERSION_BINS: Final = 40
 """Bins that it takes to tell chance from change."""
@@ -43,13 +45,15 @@ def echo_of(values: Sequence[float], lead: int, *, dispersion: float, bin_s: flo
         return None
     here, before = rates[-1], rates[-1 - ECHO_BEFORE]
     near = ECHO_DEVIATIONS * math.sqrt(dispersion * max(here, 1.0 / bin_s) / bin_s)
-    moments = zip(rates, rates[ECHO_BEFORE:], rates[ECHO_BEFORE + lead :], strict=False)
+    # Before the first bin it is taken to have been as in it.
+    earlier_rates = [*rates[:1] * ECHO_BEFORE, *rates]
+    moments = zip(earlier_rates, rates, rates[lead:], strict=False)
     alike = [
         (distance, later - then)
         for earlier, then, later in moments
         if (distance := abs(then - here) + abs(earlier - before)) <= near
     ]
-    if not alike:
+    if len(alike) < ECHO_MIN:
         return None
     alike.sort()
     return max(0.0, here + median(gain for _, gain in alike[:ECHO_MOMENTS]))

@@ -69,6 +69,8 @@ class Learnt:
     """Learnt limit; None while the initial one holds."""
     limit_changed_s: float = float("-inf")
     ready_changed_s: float = float("-inf")
+    overloaded_s: float = float("-inf")
+    """When workers last had more to do than they should."""
     orders: Orders = field(default_factory=Orders)
     """Workers on their way, and how long they take."""
     queued_since_s: float | None = None
@@ -101,11 +103,19 @@ class Latency:
 
 
 def latency_of(signals: ServiceSignals, objective: Objective, tuning: Tuning) -> Latency:
-    """Compare the share of requests within each bound with the target."""
+    """Compare the share of requests within each bound with the target.
+
+    A bound that lies within a bucket of the histogram says little of what fell into that bucket, so the router's verdicts
+    overrule it: where enough requests were good, both bounds were met.
+    """
+    good, bad = signals.good_lately_per_s.known, signals.bad_lately_per_s.known
+    ended = None if good is None or bad is None else (good + bad) * tuning.rate_window_s
 
     def met(within_per_s: float | None, per_s: float | None, target: float) -> bool | None:
         if within_per_s is None or per_s is None or per_s * tuning.rate_window_s < tuning.samples_min:
             return None
+        if good is not None and ended is not None and ended >= tuning.samples_min:
+            within_per_s = max(within_per_s, good * tuning.rate_window_s / ended * per_s)
         return within_per_s >= target * per_s
 
     ttft = signals.ttft_within_per_s.known, signals.ttft_per_s.known
@@ -163,7 +173,11 @@ def learn(pool: PoolPolicy, learnt: Learnt, facts: Facts, evidence: Evidence) ->
     calm = not overloaded and not evidence.queued_lately and _is_steady(pool.role, facts)
     if calm or capacity_of(pool, learnt, evidence.objective, facts.seed).work_s is None:
         learnt = _learn_work(pool.role, learnt, facts, evidence.tuning)
-    settled = now_s - max(learnt.limit_changed_s, learnt.ready_changed_s) >= evidence.tuning.rate_window_s
+    if overloaded:
+        learnt = replace(learnt, overloaded_s=now_s)
+    changed_s = max(learnt.limit_changed_s, learnt.ready_changed_s, learnt.overloaded_s)
+    # What ended within the window was worked on since one service time before it.
+    settled = now_s - changed_s >= evidence.tuning.rate_window_s + (facts.signals.service_time_s.known or 0.0)
     if counts.ready == 0 or counts.ready < counts.wanted or not settled:
         return learnt
     if facts.signals.waiting.known is None:  # whether requests queue is not known, so neither is whose fault latency is
@@ -188,12 +202,12 @@ def _learn_queue(learnt: Learnt, counts: PoolCounts, signals: PoolSignals, now_s
 def _is_overloaded(pool: PoolPolicy, learnt: Learnt, facts: Facts, evidence: Evidence) -> bool:
     """Whether workers had more to do than they should."""
     capacity = capacity_of(pool, learnt, evidence.objective, facts.seed)
-    good_rate, ready = capacity.good_rate_per_s, facts.counts.ready
-    asked = (evidence.rate_per_s or 0.0) * facts.share
-    if good_rate is not None and asked > OVERLOAD * good_rate * ready:
+    ready = facts.counts.ready
+    asked, most = (evidence.rate_per_s or 0.0) * facts.share * (capacity.work_s or 0.0), ready * capacity.limit
+    if asked > OVERLOAD * most:
         return True
     load = load_per_worker(pool.role, capacity.work_s, facts.counts, facts.signals)
-    return load is not None and load > OVERLOAD * capacity.limit
+    return load is not None and load * ready > OVERLOAD * most
 
 
 def _is_steady(role: Role, facts: Facts) -> bool:
@@ -217,8 +231,17 @@ def _learn_work(role: Role, learnt: Learnt, facts: Facts, tuning: Tuning) -> Lea
     speed = _speed(role, measured, facts, seed)
     before_speed = learnt.speed or 1.0
     weight = weight if learnt.speed is None else min(weight, SPEED_WEIGHT_MAX)
+    weight *= _likeness(role, facts, seed)
     blended = before_speed + weight * (speed - before_speed)
     return replace(learnt, speed=blended, work_s=seed.work_s * blended)
+
+
+def _likeness(role: Role, facts: Facts, seed: Seed) -> float:
+    """How much workers were like full ones: what requests take beside few others says little of what they take beside many."""
+    load = facts.signals.running_mean.known
+    if role is Role.PREFILL or load is None or seed.limit is None:
+        return 1.0
+    return min(1.0, load / max(1, facts.counts.ready) / seed.limit)
 
 
 def _speed(role: Role, measured: float, facts: Facts, seed: Seed) -> float:

@@ -7,8 +7,8 @@ is limit / work_s. Work is that of a full worker: beside fewer others a request 
 
 Mixed and decode workers are parallel servers. The load varies around R with variance A * D * R: D is the dispersion of
 arrivals (1 for Poisson), A the amplification by requests that slow each other down (seed.py). The margin is the quantile of
-the objective's target of it, at least a tenth of R: margin = max(z * sqrt(A * D * R), headroom * R). A large fleet runs hotter
-than a small one for the same promise.
+the objective's target of it, at least a tenth of R, half of that once the speed was measured:
+margin = max(z * sqrt(A * D * R), headroom * R). A large fleet runs hotter than a small one for the same promise.
 
 Prefill workers are one server each that is shared by what is in it: more at once is not more per second. By the law of
 processor sharing a request takes service_s = s0 / (1 - u) at utilisation u = x * s0, with x requests a second per worker;
@@ -31,6 +31,8 @@ from forebay_autoscaler.observation import PoolSignals
 from forebay_autoscaler.policy import PoolPolicy, Tuning
 from forebay_autoscaler.seed import Seed
 
+MEASURED: Final = 0.5
+"""Share of the headroom that is left once finished requests have shown a worker's speed: it is for what is not known of it."""
 UTILISATION_BOUNDS: Final = (0.4, 0.9)
 """Utilisation to which a prefill worker may be loaded, whatever the formula says."""
 
@@ -111,7 +113,7 @@ def need_of(
 
     `to_work_off` is what of the backlog is left when a new worker could help.
     """
-    work_s, limit = capacity.work_s or 0.0, capacity.limit
+    work_s = capacity.work_s or 0.0
     rate_per_s = demand.rate_per_s or 0.0  # unknown: what is known may still ask for workers
     planned = max(rate_per_s, demand.planned_per_s)
     offered = planned * work_s
@@ -126,7 +128,7 @@ def need_of(
 
     def workers(load: float) -> int:
         # A hair above a whole number is rounding of floats, not demand for one more worker.
-        return max(some, math.ceil(load / limit - 1e-9))
+        return max(some, math.ceil(load / capacity.limit - 1e-9))
 
     return Need(
         workers=workers(max(offered + margin, in_work)),
@@ -149,4 +151,5 @@ def _margin(
         return 0.0
     quantile = max(0.0, NormalDist().inv_cdf(min(objective.target, 0.9999)))
     deviation = math.sqrt(capacity.amplification * demand.dispersion * offered)
-    return max(quantile * deviation, tuning.headroom * offered)
+    headroom = tuning.headroom * (MEASURED if capacity.measured else 1.0)
+    return max(quantile * deviation, headroom * offered)

@@ -49,6 +49,10 @@ class ServiceSignals:
     """Good requests, over the attainment window."""
     bad_per_s: Reading = UNKNOWN
     """Bad requests, over the attainment window."""
+    good_lately_per_s: Reading = UNKNOWN
+    """Good requests, over the rate window."""
+    bad_lately_per_s: Reading = UNKNOWN
+    """Bad requests, over the rate window."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,8 @@
 """The past of one number in bins of equal length, at several resolutions, in bounded memory. Pure.
 
-Scrapes come when they come; each says how much was counted since the one before. A bin closes when a scrape's interval has
-its middle beyond the bin's end, with the mean of what fell into it; a bin without any (an outage) keeps the value before it.
+Scrapes come when they come; each says how much was counted since the one before. A bin closes when scrapes have filled it, or
+when a scrape's interval has its middle beyond the bin's end, with the mean of what fell into it; a bin without any (an outage)
+keeps the value before it.
 Each `COARSER` bins of one level make one bin of the next, so that forty minutes are remembered by the quarter minute, and
 weeks by the hour or so.
 """
@@ -15,6 +16,8 @@ LENGTH_MAX: Final = 160
 """Bins kept of each level."""
 COARSER: Final = (1, 16, 16, 8)
 """Bins of the level before that make one of this level: with 15 s, levels of 15 s, 4 min, 64 min and 8.5 h."""
+FULL: Final = 0.95
+"""Share of a bin that is counted when it closes: scrapes are not quite regular."""
 GAP_MAX: Final = LENGTH_MAX
 """Bins that an outage may fill; a longer one begins anew."""
 
@@ -64,10 +67,14 @@ class Past:
         elif number - self.fine.end > GAP_MAX:
             past = Past(levels=(_begin(number)[0], *self.levels[1:]))
         while past.fine.end < number:
-            past = past._close()
-        return replace(past, open_sum=past.open_sum + per_s * over_s, open_s=past.open_s + over_s, sampled_s=at_s)
+            past = past.closed()
+        past = replace(past, open_sum=past.open_sum + per_s * over_s, open_s=past.open_s + over_s, sampled_s=at_s)
+        if past.open_s >= FULL * bin_s and past.fine.end <= number:
+            past = past.closed()
+        return past
 
-    def _close(self) -> "Past":
+    def closed(self) -> "Past":
+        """With the open bin closed."""
         before = self.fine.values[-1] if self.fine.values else 0.0
         value = self.open_sum / self.open_s if self.open_s else before
         return replace(self, levels=_add(self.levels, value), open_sum=0.0, open_s=0.0)

@@ -36,6 +36,7 @@ class Signal(StrEnum):
     CACHED_TOKENS = "cached_tokens"
     OUTPUT_TOKENS = "output_tokens"
     VERDICTS = "verdicts"
+    VERDICTS_LATELY = "verdicts_lately"
     WORKERS_SEEN = "workers_seen"
     RUNNING = "running"
     RUNNING_MEAN = "running_mean"
@@ -93,6 +94,7 @@ def build_queries(tuning: Tuning, *, attainment_window_s: float, namespaces: Seq
         Signal.CACHED_TOKENS: rate(_ROUTER + "cached_prompt_tokens_total", window),
         Signal.OUTPUT_TOKENS: rate(_ROUTER + "output_tokens_total", window),
         Signal.VERDICTS: rate(_ROUTER + "requests_total", long, by=f"{_SERVICE}, verdict"),
+        Signal.VERDICTS_LATELY: rate(_ROUTER + "requests_total", window, by=f"{_SERVICE}, verdict"),
         Signal.WORKERS_SEEN: f"max by ({_POOL}) (timestamp({running}))",
         Signal.RUNNING: f"sum by ({_POOL}) ({running})",
         Signal.RUNNING_MEAN: f"sum by ({_POOL}) (avg_over_time({running}[{window}]) and {running})",

@@ -30,7 +30,7 @@ from forebay_autoscaler.fitted import Fitted
 from forebay_autoscaler.observation import ServiceSignals
 from forebay_capacity.batch import largest_batch, prefill_seconds
 from forebay_capacity.memory import sequences_at
-from forebay_capacity.steptime import StepTimer, timer_of
+from forebay_capacity.steptime import Times, timer_of
 from forebay_capacity.worker import Worker
 
 CACHE_SIZE: Final = 8192
@@ -72,7 +72,7 @@ class Seed:
     """Requests at once within the objective; None for prefill, whose limit follows from its work."""
     mix: Mix
     role: Role
-    timer: StepTimer
+    timer: Times
     lanes: int
     amplification: float = 1.0
     """Variance over mean of the requests in work, where the limit is the TPOT's."""
@@ -130,7 +130,7 @@ def _fitted(worker: Worker | Fitted, length: int) -> Fitted:
     return Fitted(timer_of(worker), sequences_at(worker, length) * length, lanes=worker.lanes)
 
 
-def step_s(timer: StepTimer, role: Role, mix: Mix, sequences: float) -> float:
+def step_s(timer: Times, role: Role, mix: Mix, sequences: float) -> float:
     """One step of a lane with so many sequences of this mix, in steady state."""
     prompts = sequences / max(1, mix.output) if role is Role.MIXED else 0.0
     return timer.step_seconds(
@@ -141,7 +141,7 @@ def step_s(timer: StepTimer, role: Role, mix: Mix, sequences: float) -> float:
     )
 
 
-def _largest_batch(timer: StepTimer, role: Role, mix: Mix, objective: Objective, prefill_s: float) -> int:
+def _largest_batch(timer: Times, role: Role, mix: Mix, objective: Objective, prefill_s: float) -> int:
     """Most sequences within the TPOT at the target's percentile; step time grows with every sequence: halving finds it."""
     quantile = max(0.0, NormalDist().inv_cdf(min(objective.target, 0.9999)))
     answer = max(1.0, SHORT_ANSWER * mix.output)

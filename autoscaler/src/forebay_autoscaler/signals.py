@@ -38,7 +38,10 @@ class Signals:
 
         ttft = self._within(Signal.TTFT, key, objective.ttft_s, age_s)
         tpot = self._within(Signal.TPOT, key, objective.tpot_s, age_s)
-        verdicts = {sample.labels.get("verdict"): sample for sample in self._by_service[Signal.VERDICTS].get(key, ())}
+        verdicts, lately = (
+            {sample.labels.get("verdict"): sample for sample in self._by_service[signal].get(key, ())}
+            for signal in (Signal.VERDICTS, Signal.VERDICTS_LATELY)
+        )
         arrived = one(Signal.ARRIVED)
         return ServiceSignals(
             arrived_per_s=arrived,
@@ -58,6 +61,8 @@ class Signals:
             output_tokens_per_s=one(Signal.OUTPUT_TOKENS),
             good_per_s=self._single([verdicts["good"]] if "good" in verdicts else (), age_s),
             bad_per_s=self._single([verdicts["bad"]] if "bad" in verdicts else (), age_s),
+            good_lately_per_s=self._single([lately["good"]] if "good" in lately else (), age_s),
+            bad_lately_per_s=self._single([lately["bad"]] if "bad" in lately else (), age_s),
         )
 
     def caches_of(self, key: ServiceKey) -> Mapping[str, float] | None:
@@ -110,7 +115,7 @@ _SERVICE_SIGNALS = (
     Signal.ROUTER_SEEN, Signal.ROUTERS_GONE,
     Signal.ARRIVED, Signal.BURST, Signal.LATEST, Signal.SCRAPES, Signal.REFUSED,
     Signal.PENDING, Signal.TTFT, Signal.TPOT, Signal.PROMPT_TOKENS, Signal.CACHED_TOKENS, Signal.OUTPUT_TOKENS, Signal.VERDICTS,
-    Signal.CACHE_INDEX,
+    Signal.VERDICTS_LATELY, Signal.CACHE_INDEX,
 )  # fmt: skip
 _POOL_SIGNALS = (
     Signal.WORKERS_SEEN, Signal.RUNNING, Signal.RUNNING_MEAN, Signal.WAITING, Signal.SERVICE_SUM, Signal.SERVICE_COUNT,

@@ -1,132 +1,211 @@
-"""Where the last bins lead: a level, a slope, a growth. Pure.
+"""Where the last bins lead: what shapes they may be of, each as far as it explains them. Pure.
 
-*Slope*: the median of the slopes between all pairs of bins (Theil and Sen), over a long and a short stretch; that of the short
-one counts as far as the long one agrees, less what chance alone gives. A step is no slope: the long stretch sees none until most
-of it lies behind the step, and the short one none any more by then.
+A few minutes of counts may be of a level, a step, a line, a rise that has just begun, one that has just ended, one that slows
+down, or something that grows by a share. Nobody knows which, so all are fitted, as a + b g(x) by least squares, with g from a
+small family, and each counts by how likely it makes the bins (Bayes, with the usual penalty of ln n for a fitted number):
 
-*Growth*: what grows from little tends to grow by a share, not by an amount. Where each of three pairs of bins holds more than
-the one before it, counted from the last bin and from the one before (a step shows in at most one of the two), the trend is at
-least an exponential with the last growth, less a standard deviation of what chance gives such a ratio.
+    weight ~ prior * exp(-(chi2 + fitted numbers * ln n) / 2)          chi2: squared distances over the variance of chance
+
+The rate of now is their mean. The forecast is the rate that they do not exceed with a given probability: the best one where
+too little is worse than too much by the odds of it. So a step is a step as soon as it looks like one, a rise counts from its
+third bin if it is steep and later if it is not, and no threshold lies between them.
 
 What a trend gains is bounded by what was gained in the last lead, and by the most there was if it has been there before.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from statistics import median
-from typing import Final
+from functools import lru_cache
+from typing import Final, NamedTuple
 
 LEVEL_BINS: Final = 3
-TREND_BINS: Final = 10
-SHORT_BINS: Final = 5
-SLOPE_DEVIATIONS: Final = 1.0
-"""Deviations of a slope that are chance."""
-STEEPER: Final = 1.5
-"""How much steeper than over the long stretch the slope may be over the short one: it grows while a rise begins."""
+WINDOW_BINS: Final = 16
+"""Bins that shapes are fitted to: four rate windows; what began within them is a shape of its own."""
+BINS_MIN: Final = 4
+"""Bins from which shapes are told apart."""
 GROWTH_MAX: Final = math.log(4.0)
 """Most that demand is taken to grow within a lead, as a logarithm."""
-GROWTH_PROOF: Final = 0.3
-"""Deviations by which the earlier of two growths must be above chance."""
 KNOWN_MAX: Final = 1.15
 """Share of the most there was to which a trend is believed when it was there before."""
-RISE_MAX: Final = 3.0
-"""Most that a trend may gain, in gains of the last lead."""
+LATELY_BINS: Final = 10
+"""Bins over which a gain is measured, at least: over fewer, chance gains, too."""
+RISE_MAX: Final = math.exp(GROWTH_MAX)
+"""Most that a trend may gain, in gains of the last lead: as what grows by so much in each."""
+GROWTHS: Final = (0.05, 0.1, 0.15, 0.2, 0.3)
+"""Growth of a logarithm in a bin."""
+STEP_PARTS: Final = (0.0, 0.25, 0.5, 0.75)
+"""Where within a bin a step may be."""
+DAMPINGS: Final = (3.0, 6.0, 12.0)
+"""Bins in which a rise slows to a third."""
+
+Shape = Callable[[float], float]
+"""g(x); x is 0 at the end of the last bin and falls into the past."""
+
+
+class Fit(NamedTuple):
+    """One shape as it fits the bins. A tuple, since a saved state holds many."""
+
+    kind: str
+    parameter: float
+    base: float
+    factor: float
+    weight: float
+
+    def at(self, ahead: float) -> float:
+        """The rate so many bins after the last one's end."""
+        return self.base + self.factor * _shape(self.kind, self.parameter, ahead)
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """Level, slope and growth at one moment. Times in bins."""
+    """Where the last bins lead. Times in bins."""
 
-    centre: float
-    """Middle of the stretch that level was taken over."""
-    level: float
-    """Rate there, with the slope."""
-    plain: float
-    """Rate there, without one."""
-    slope: float
-    """Rate per bin."""
-    last: float = 0.0
-    """Mean of the last two bins."""
-    last_at: float = 0.0
-    """Their middle."""
-    growth: float = 0.0
-    """Growth of its logarithm per bin; 0 unless it surely grows."""
+    end: float = 0.0
+    """End of the last bin."""
+    plain: float = 0.0
+    """Mean of the last bins."""
+    fits: tuple[Fit, ...] = ()
+    """Weights sum to 1."""
     rise_max: float = math.inf
     """Most that a trend may add."""
 
     def at(self, position: float) -> float:
-        """The rate on the line."""
-        gain = self.slope * max(0.0, position - self.centre)
-        return max(0.0, self.level + min(self.rise_max, gain))
+        """The rate at a position; not below zero."""
+        if not self.fits:
+            return self.plain
+        most = self.plain + self.rise_max
+        return math.fsum(fit.weight * max(0.0, min(most, fit.at(position - self.end))) for fit in self.fits)
 
-    def grown_at(self, position: float) -> float:
-        """The rate if it goes on to grow by the same share; 0 unless it surely grows."""
-        if not self.growth:
-            return 0.0
-        grown = self.last * math.exp(min(GROWTH_MAX, self.growth * max(0.0, position - self.last_at)))
-        return min(grown, self.last + self.rise_max)
+    def at_least(self, position: float, share: float) -> float:
+        """The rate that is not exceeded with this probability, if one of the shapes is right."""
+        most, total = self.plain + self.rise_max, 0.0
+        for rate, weight in sorted((fit.at(position - self.end), fit.weight) for fit in self.fits):
+            total += weight
+            if total >= share - 1e-9:
+                return max(0.0, min(most, rate))
+        return self.plain
 
+    @property
+    def falling(self) -> float:
+        """How likely it falls."""
+        return math.fsum(fit.weight for fit in self.fits if fit.at(0.0) < fit.at(-1.0) - FLAT)
 
-NO_LINE: Final = Line(0.0, 0.0, 0.0, 0.0)
-"""Before there is a past."""
+    @property
+    def slope(self) -> float:
+        """Rate per bin at the end."""
+        return self.at(self.end) - self.at(self.end - 1.0)
 
 
 def line_of(values: Sequence[float], end: int, *, dispersion: float, lead: float, bin_s: float) -> Line:
-    """The line through the last bins, of which the last one ends at `end`."""
+    """Where the last bins lead, of which the last one ends at `end`."""
     few = values[-LEVEL_BINS:]
     plain = math.fsum(few) / len(few)
-    long, short = values[-TREND_BINS:], values[-SHORT_BINS:]
-    slope = 0.0
-    if len(values) >= SHORT_BINS:
-        chance = math.sqrt(max(plain, 1.0 / bin_s) * dispersion / bin_s)
-        slopes = (_sure(_slope(long), chance, len(long)), _slope(short))
-        if slopes[0] * slopes[1] > 0:
-            slope = math.copysign(min(STEEPER * abs(slopes[0]), abs(slopes[1])), slopes[0])
-    stretch = short if slope else few
-    return Line(
-        centre=end - len(stretch) / 2,
-        level=math.fsum(stretch) / len(stretch),
-        plain=plain,
-        slope=slope,
-        last=math.fsum(values[-2:]) / len(values[-2:]),
-        last_at=end - len(values[-2:]) / 2,
-        growth=_growth(values, dispersion, bin_s),
-        rise_max=_rise_max(values, plain, lead),
+    recent = values[-WINDOW_BINS:]
+    if len(recent) < BINS_MIN:
+        return Line(end, plain)
+    return Line(end, plain, tuple(_fits(recent, dispersion, bin_s)), _rise_max(values, plain, lead))
+
+
+def _fits(values: Sequence[float], dispersion: float, bin_s: float) -> list[Fit]:
+    """Every shape with its weight; those that hardly count are left out."""
+    count = len(values)
+    inverse = [1.0 / (dispersion * max(rate, 1.0 / bin_s) / bin_s) for rate in _smoothed(values)]
+    found = []
+    for kind, parameter, prior, points in _family(count):
+        base, factor, numbers = _least_squares(values, points, inverse, proportional=kind == "growth")
+        chi2 = math.fsum(
+            w * (value - base - factor * x) ** 2 for w, value, x in zip(inverse, values, points, strict=True)
+        )
+        found.append((math.log(prior) - (chi2 + numbers * math.log(count)) / 2, kind, parameter, base, factor))
+    most = max(one[0] for one in found)
+    shares = [math.exp(one[0] - most) for one in found]
+    total = math.fsum(share for share in shares if share > LEAST)
+    return [
+        Fit(kind, parameter, _short(base), _short(factor), _short(share / total))
+        for share, (_, kind, parameter, base, factor) in zip(shares, found, strict=True)
+        if share > LEAST
+    ]
+
+
+def _short(number: float) -> float:
+    """Five digits: more is noise, and takes room in a saved state."""
+    return float(f"{number:.5g}")
+
+
+FLAT: Final = 1e-9
+"""Requests a second in a bin that are rounding, not a slope."""
+LEAST: Final = 0.05
+"""Share of the likeliest shape's weight below which one is left out."""
+
+
+def _smoothed(values: Sequence[float]) -> list[float]:
+    """Means of three: the variance of chance is that of what was to be expected, not of what came."""
+    padded = [values[0], *values, values[-1]]
+    return [(a + b + c) / 3 for a, b, c in zip(padded, padded[1:], padded[2:], strict=False)]
+
+
+def _least_squares(
+    values: Sequence[float], points: Sequence[float], weights: Sequence[float], *, proportional: bool
+) -> tuple[float, float, int]:
+    """(base, factor, numbers fitted) of base + factor * point."""
+    if proportional:
+        squares = math.fsum(w * x * x for w, x in zip(weights, points, strict=True))
+        return 0.0, math.fsum(w * x * y for w, x, y in zip(weights, points, values, strict=True)) / squares, 2
+    total = math.fsum(weights)
+    x0 = math.fsum(w * x for w, x in zip(weights, points, strict=True)) / total
+    y0 = math.fsum(w * y for w, y in zip(weights, values, strict=True)) / total
+    squares = math.fsum(w * (x - x0) ** 2 for w, x in zip(weights, points, strict=True))
+    if squares <= 0:
+        return y0, 0.0, 1
+    factor = math.fsum(w * (x - x0) * (y - y0) for w, x, y in zip(weights, points, values, strict=True)) / squares
+    return y0 - factor * x0, factor, 2
+
+
+def _shape(kind: str, parameter: float, x: float) -> float:
+    if kind == "level":
+        return 0.0
+    if kind == "line":
+        return x
+    if kind == "step":  # x is the middle of a bin, in which the step may be
+        return max(0.0, min(1.0, x + 0.5 - parameter))
+    if kind == "begun":
+        return max(0.0, x - parameter)
+    if kind == "ended":
+        return min(x, parameter)
+    if kind == "damped":
+        return 1.0 - math.exp(-x / parameter)
+    return math.exp(min(GROWTH_MAX, parameter * x))
+
+
+@lru_cache(maxsize=WINDOW_BINS)
+def _family(count: int) -> tuple[tuple[str, float, float, tuple[float, ...]], ...]:
+    """(kind, parameter, prior, g at the middle of each bin) of the shapes that so many bins can show."""
+    breaks = [float(number - count) for number in range(1, count)]
+    steps = [one - part for one in breaks for part in STEP_PARTS]
+    kinds: list[tuple[str, Sequence[float]]] = [
+        ("level", (0.0,)),
+        ("line", (0.0,)),
+        ("growth", GROWTHS),
+        ("step", steps),
+    ]
+    if count > BINS_MIN:
+        kinds += [("begun", breaks[1:-1]), ("ended", breaks[1:]), ("damped", DAMPINGS)]
+    middles = [number + 0.5 - count for number in range(count)]
+    return tuple(
+        (kind, one, 1.0 / len(kinds) / len(parameters), tuple(_shape(kind, one, x) for x in middles))
+        for kind, parameters in kinds
+        for one in parameters
     )
 
 
 def _rise_max(values: Sequence[float], plain: float, lead: float) -> float:
     """Some times what it gained in the last lead; where it has been higher before, hardly beyond that."""
-    lately = max(TREND_BINS, math.ceil(lead))
+    lately = max(LATELY_BINS, math.ceil(lead))
     rise = RISE_MAX * max(0.0, plain - min(values[-lately:]))
     most = max(values[:-lately], default=0.0)
     return min(rise, max(KNOWN_MAX * most - plain, rise / RISE_MAX / 2)) if most > plain else rise
 
 
-def _slope(values: Sequence[float]) -> float:
-    """The median of the slopes between all pairs."""
-    return median((values[j] - values[i]) / (j - i) for i in range(len(values)) for j in range(i + 1, len(values)))
-
-
-def _growth(values: Sequence[float], dispersion: float, bin_s: float) -> float:
-    """Growth of the logarithm per bin, as far as it is sure."""
-    if len(values) < 7:
-        return 0.0
-    found = []
-    for end in (len(values), len(values) - 1):
-        first, second, third = (bin_s * math.fsum(values[end - n : end - n + 2]) for n in (6, 4, 2))
-        if first <= 0 or second <= 0:
-            return 0.0
-        earlier = second / first - 1.0 - GROWTH_PROOF * math.sqrt(dispersion * (1.0 / first + 1.0 / second))
-        later = third / second * (1.0 - math.sqrt(dispersion * (1.0 / second + 1.0 / max(1.0, third))))
-        if earlier <= 0 or later <= 1.0:
-            return 0.0
-        found.append(math.log(later) / 2)
-    return min(found)
-
-
-def _sure(slope: float, deviation: float, count: int) -> float:
-    """What of a slope is beyond chance: a bin varies by `deviation`."""
-    of_slope = deviation / math.sqrt(max(1.0, count * (count * count - 1) / 12))
-    return math.copysign(max(0.0, abs(slope) - SLOPE_DEVIATIONS * of_slope), slope)
+NO_LINE: Final = Line()
+"""Before there is a past."""

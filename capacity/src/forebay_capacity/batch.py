@@ -1,6 +1,6 @@
 """What one lane does alone: prefill time, decode batch, chunk budget, longest prompt.
 
-All of these invert or sum `StepTimer.step_seconds`, which grows in every argument.
+All of these invert or sum `Times.step_seconds`, which grows in every argument.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from forebay_capacity.errors import require_not_negative, require_positive
 
 if TYPE_CHECKING:
     from forebay_capacity.accelerators import Accelerator
-    from forebay_capacity.steptime import StepTimer
+    from forebay_capacity.steptime import Times
 
 BATCHED_TOKENS = 8192
 """vLLM's default `--max-num-batched-tokens` for serving on large GPUs: the token budget of a step."""
@@ -21,13 +21,13 @@ SEARCH_MAX = 1 << 24
 """No batch or prompt is larger."""
 
 
-def decode_seconds(timer: StepTimer, sequences: float, context_tokens: float) -> float:
+def decode_seconds(timer: Times, sequences: float, context_tokens: float) -> float:
     """One step of sequences that all decode at this context."""
     return timer.step_seconds(decode_sequences=sequences, decode_context_tokens=sequences * context_tokens)
 
 
 def prefill_seconds(
-    timer: StepTimer,
+    timer: Times,
     tokens: int,
     *,
     cached_tokens: int = 0,
@@ -61,13 +61,13 @@ def prefill_seconds(
     return seconds
 
 
-def largest_batch(timer: StepTimer, context_tokens: float, tpot_s: float) -> int:
+def largest_batch(timer: Times, context_tokens: float, tpot_s: float) -> int:
     """Most sequences of one lane that decode together within the time per output token; 0 when not even one does."""
     require_positive("tpot_s", tpot_s, "seconds")
     return _largest(lambda sequences: decode_seconds(timer, sequences, context_tokens) <= tpot_s)
 
 
-def chunk_budget(timer: StepTimer, sequences: int, context_tokens: float, tpot_s: float) -> int:
+def chunk_budget(timer: Times, sequences: int, context_tokens: float, tpot_s: float) -> int:
     """Most prefill tokens a step can take beside decoding sequences and stay within `tpot_s`; 0 when none.
 
     Attention of the chunk is counted as if the prompt were as long as the mean context.
@@ -88,7 +88,7 @@ def chunk_budget(timer: StepTimer, sequences: int, context_tokens: float, tpot_s
     return _largest(fits)
 
 
-def longest_prompt(timer: StepTimer, seconds: float) -> int:
+def longest_prompt(timer: Times, seconds: float) -> int:
     """Longest uncached prompt that an idle lane prefills in this time; 0 when none."""
     require_positive("seconds", seconds)
 

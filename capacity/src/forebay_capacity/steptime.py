@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from forebay_capacity.dtypes import Dtype
 from forebay_capacity.worker import Parallelism, Worker
@@ -119,6 +119,21 @@ ROOFLINE = Calibration(
     ideal=True,
 )
 """Every kernel at the hardware's peak: the customary lower bound."""
+
+
+class Times(Protocol):
+    """Says how long a step takes. Grows in every argument."""
+
+    def step_seconds(
+        self,
+        *,
+        decode_sequences: float,
+        decode_context_tokens: float,
+        prefill_tokens: float = 0,
+        prefill_attention: float = 0,
+    ) -> float:
+        """Seconds of one step; see `StepTimer`."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from forebay_api.modelservice import AutoscalingMode, Role
+from forebay_api.modelservice import AutoscalingMode
 from forebay_autoscaler.decide import decide
 from forebay_autoscaler.decision import Decision
-from forebay_autoscaler.fitted import Fitted
+from forebay_autoscaler.fitted import Fitted, Measured
 from forebay_autoscaler.observation import PoolCounts, PoolObservation, ServiceObservation
 from forebay_autoscaler.policy import PoolPolicy, ServicePolicy, Tuning
 from forebay_autoscaler.signals import Signals
 from forebay_autoscaler.state import ServiceState
 from forebay_capacity.performance import MAX_SEQUENCES
-from forebay_capacity.steptime import StepTimer
 from forebay_capacity.worker import Worker
 from forebay_simulator.engine.scheduling import StepTimer as EngineTimer
 from forebay_simulator.fleet.members import Pool, State
@@ -69,52 +68,37 @@ def _pool_policy(pool: PoolSpec, spec: AutoscalerSpec) -> PoolPolicy:
 
 
 def _known_worker(pool: PoolSpec) -> Worker | Fitted:
-    """What the capacity model knows of a pool's worker: its model and hardware, or step times fitted to its engine."""
+    """What the capacity model knows of a pool's worker: its model and hardware, or a profile of its steps."""
     timer = pool.engine.timer
     if timer is None:
         return pool.engine.worker()
     limits = pool.engine.served().scheduler
-    return Fitted(fit(timer, pool.role), limits.usable_blocks * limits.block_size, limits.max_batched_tokens)
+    kv_tokens, chunk_tokens = limits.usable_blocks * limits.block_size, limits.max_batched_tokens
+    return Fitted(profile(timer, kv_tokens=kv_tokens, chunk_tokens=chunk_tokens), kv_tokens, chunk_tokens)
 
 
-FIT_SEQUENCES = 8
-FIT_CONTEXTS = (200_000, 900_000)
-FIT_PROMPTS = (512, 8192)
+PROFILE_POINTS = 8
+"""Points of a profile on either curve."""
 
 
-def fit(timer: EngineTimer, role: Role) -> StepTimer:
-    """The capacity model's form of another engine's step times: linear between two decode contexts, or two prompts.
+def profile(timer: EngineTimer, *, kv_tokens: int, chunk_tokens: int) -> Measured:
+    """What measuring another engine's steps gives: decode up to a full cache, prompts up to a full step."""
+    parts = [(number + 0.5) / PROFILE_POINTS for number in range(PROFILE_POINTS)] + [1.0]
 
-    The form has one constant for both kinds of steps, so it is that of the kind which a role does.
-    """
-    low, high = (
-        timer.step_seconds(
-            decode_sequences=FIT_SEQUENCES, decode_context_tokens=tokens, prefill_tokens=0, prefill_attention=0
+    def decode_s(context: int) -> float:
+        return timer.step_seconds(
+            decode_sequences=1, decode_context_tokens=context, prefill_tokens=0, prefill_attention=0
         )
-        for tokens in FIT_CONTEXTS
-    )
-    per_token_s = (high - low) / (FIT_CONTEXTS[1] - FIT_CONTEXTS[0])
-    short, long = (
-        timer.step_seconds(decode_sequences=0, decode_context_tokens=0, prefill_tokens=tokens, prefill_attention=0)
-        for tokens in FIT_PROMPTS
-    )
-    prompt_s = (long - short) / (FIT_PROMPTS[1] - FIT_PROMPTS[0])
-    decode_s, prefill_s = low - per_token_s * FIT_CONTEXTS[0], short - prompt_s * FIT_PROMPTS[0]
-    return StepTimer(
-        stream_s=0.0,
-        experts_s=0.0,
-        expert_miss=1.0,
-        stream_per_token_s=0.0,
-        matrix_s=0.0,
-        matrix_per_token_s=prompt_s if role is not Role.DECODE else 0.0,
-        fixed_s=prefill_s if role is Role.PREFILL else decode_s,
-        per_sequence_s=0.0,
-        cache_per_token_s=per_token_s,
-        window_per_token_s=0.0,
-        window_tokens=0,
-        attention_per_pair_s=0.0,
-        window_attention_per_pair_s=0.0,
-        transfer_per_token_s=0.0,
+
+    def prefill_s(tokens: int) -> float:
+        return timer.step_seconds(
+            decode_sequences=0, decode_context_tokens=0, prefill_tokens=tokens, prefill_attention=tokens**2
+        )
+
+    contexts, prompts = ([round(part * most) for part in parts] for most in (kv_tokens, chunk_tokens))
+    return Measured(
+        decode=tuple((float(one), decode_s(one)) for one in contexts),
+        prefill=tuple((float(one), prefill_s(one)) for one in prompts),
     )
 
 

@@ -1,7 +1,8 @@
 """Workers of the pools: ordered, starting, ready, draining, gone; and the GPU time they take.
 
     order      the pool's number rises: a worker waits for GPUs (unschedulable while there are none), starts, is ready
-    remove     the number falls: those not ready go first, then the ones with the least in flight, which drain
+    remove     the number falls: those not ready go first, then the ones with the least in flight, which drain; of equals the
+               youngest, as the operator and Kubernetes have it
 
 A worker takes its GPUs from the moment it is placed until it is gone, whether it works, starts or drains.
 """
@@ -212,7 +213,7 @@ class Members:
     def _remove(self, pool: Pool, number: int) -> None:
         order = {State.UNPLACED: 0, State.STARTING: 1, State.READY: 2}
         leaving = sorted(
-            (member for member in pool.members if member.state in order),
+            (member for member in reversed(pool.members) if member.state in order),
             key=lambda member: (order[member.state], member.candidate.load.requests),
         )[:number]
         for member in leaving:

@@ -175,11 +175,8 @@ def answer_all(watch: Watch, tuning: Tuning, attainment_window_s: float) -> dict
         answers[signal] = [] if value is None else [_sample(watch, value)]
     answers[Signal.TTFT] = _buckets(watch, TTFT_SERIES, tuning.rate_window_s)
     answers[Signal.TPOT] = _buckets(watch, TPOT_SERIES, tuning.rate_window_s)
-    answers[Signal.VERDICTS] = [
-        _sample(watch, value, verdict=verdict.value)
-        for verdict in Verdict
-        if (value := watch.router_rate(verdict, attainment_window_s)) is not None
-    ]
+    answers[Signal.VERDICTS] = _verdicts(watch, attainment_window_s)
+    answers[Signal.VERDICTS_LATELY] = _verdicts(watch, tuning.rate_window_s)
     # Simulated engines publish no KV events: their caches are judged by what was sent.
     unheard = sum(len(watch.seen_workers(pool)) for pool in watch.members.pools)
     answers[Signal.CACHE_INDEX] = (
@@ -230,6 +227,14 @@ def _pool_values(watch: Watch, pool: str, tuning: Tuning) -> dict[Signal, float 
         Signal.SERVICE_COUNT: watch.rate(pool, "ended", window_s),
         Signal.POOL_IN_FLIGHT: watch.router.last(f"pool:{pool}") if router_seen else None,
     }
+
+
+def _verdicts(watch: Watch, length_s: float) -> list[Sample]:
+    return [
+        _sample(watch, value, verdict=verdict.value)
+        for verdict in Verdict
+        if (value := watch.router_rate(verdict, length_s)) is not None
+    ]
 
 
 def _buckets(watch: Watch, series: list[str], length_s: float) -> list[Sample]:

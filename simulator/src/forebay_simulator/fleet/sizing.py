@@ -15,7 +15,7 @@ from forebay_api.objective import Objective
 from forebay_autoscaler.model import utilisation_in_time
 from forebay_autoscaler.seed import Mix, step_s
 from forebay_capacity.batch import prefill_seconds
-from forebay_capacity.steptime import StepTimer
+from forebay_capacity.steptime import Times
 from forebay_simulator.fleet.spec import PoolSpec
 from forebay_simulator.fleet.traces.trace import Arrival
 
@@ -49,7 +49,7 @@ def expectation(pool: PoolSpec, mix: Mix, objective: Objective) -> Expectation |
     Sequences are limited by the engine, by KV at full length, and by the TPOT with each one's share of prefill in every step.
     """
     served = pool.engine.served()
-    timer, limits = cast("StepTimer", served.timer), served.scheduler
+    timer, limits = cast("Times", served.timer), served.scheduler
     prefill_s = prefill_seconds(timer, mix.prompt, cached_tokens=mix.cached, chunk_tokens=limits.max_batched_tokens)
     if pool.role is Role.PREFILL:
         return Expectation(mix, prefill_s, utilisation_in_time(prefill_s, objective))
