@@ -35,10 +35,10 @@ def explain(choice: Choice, look_up: LookUp | None, source: Source | None) -> di
         "predicted": _told(choice.prediction, choice),
         "considered": len(choice.considered),
         "candidates": [_told(one, choice) for one in best[:CANDIDATES_MAX]],
+        "prompt_tokens": choice.demand.prompt_tokens,
+        "common_tokens": choice.demand.common_tokens,
     }
-    if look_up is not None:
-        told["prompt_tokens"] = look_up.prompt_tokens
-        told["common_tokens"] = look_up.common_tokens
+    if look_up is not None:  # a prompt of a few words is not looked up
         told["source"] = source.value if source else None
     return told
 
