@@ -1,4 +1,4 @@
-"""Comments in silent streams."""
+"""Comments in silent streams (C022)."""
 
 import asyncio
 
