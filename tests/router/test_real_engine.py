@@ -313,10 +313,11 @@ async def test_prefill_worker_that_dies_in_the_middle_of_a_hand_over(known):
             chat = [{"role": "user", "content": words(120, "first")}]
             assert (await ask(router, {**body, "messages": chat})).error() is None
 
-        def kill() -> None:
+        def kill() -> bool:
             if prefill.process.poll() is None:
                 os.killpg(prefill.process.pid, signal.SIGKILL)
                 prefill.process.wait(10)
+            return True  # the hand-over goes on to the decode worker
 
         gate.on_hand_over = kill
         before = gate.handed_over
