@@ -93,7 +93,7 @@ def _note(policy: ServicePolicy, state: ServiceState, observation: ServiceObserv
     queued = waiting + (observation.signals.pending.known or 0.0) >= 1
     leads = [pool.learnt.orders.lead_s(now_s, tuning.startup_s) for pool in state.pools.values()]
     lead_s = max(leads, default=tuning.startup_s)
-    forecast = look_ahead(state.forecast, observation.signals, tuning, now_s=now_s, lead_s=lead_s)
+    forecast = look_ahead(state.forecast, observation.signals, policy, now_s=now_s, lead_s=lead_s)
     queued_s = now_s if queued else state.queued_s
     state = replace(state, mix=mix or state.mix, queued_s=queued_s, forecast=forecast)
     if state.generation == policy.generation:

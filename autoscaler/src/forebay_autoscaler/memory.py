@@ -130,16 +130,19 @@ class Memory:
         """Save every part before the process ends; not longer than LAST_SAVE_S.
 
         Each is written while the next one's texts are made. Those that have waited longest come first, and a service whose turn
-        does not come keeps what was saved of it before.
+        does not come keeps what was saved of it before: parts that are not begun are not written.
         """
         if self._unread:
             return
         policies = tuple(policies)
-        began_s = monotonic()
+        until_s = monotonic() + LAST_SAVE_S * TEXTS_SHARE
         try:
             async with asyncio.timeout(LAST_SAVE_S), asyncio.TaskGroup() as group:
                 for number in sorted(range(len(self._saved)), key=self._saved_s.__getitem__):
-                    texts = self._texts(number, states, policies, now_s, until_s=began_s + LAST_SAVE_S * TEXTS_SHARE)
+                    if monotonic() >= until_s:
+                        _log.warning("not all states are saved: there is no time for more")
+                        break
+                    texts = self._texts(number, states, policies, now_s, until_s=until_s)
                     group.create_task(self._save(number, texts, now_s))
                     await asyncio.sleep(0)  # the write begins
         except TimeoutError:
