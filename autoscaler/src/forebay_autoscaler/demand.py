@@ -89,7 +89,9 @@ def _certain_rate(rate_per_s: float | None, window_s: float, deviations: float) 
     return 0.0 if rate_per_s is None else rate_per_s - deviations * math.sqrt(rate_per_s / window_s)
 
 
-def look_ahead(forecast: Forecast, signals: ServiceSignals, policy: ServicePolicy, *, now_s: float, lead_s: float) -> Forecast:
+def look_ahead(
+    forecast: Forecast, signals: ServiceSignals, policy: ServicePolicy, *, now_s: float, lead_s: float
+) -> Forecast:
     """The forecast after what the routers count now; unchanged without a new scrape."""
     tuning = policy.tuning
     bin_s, latest = bin_s_of(tuning), signals.latest_per_s

@@ -111,9 +111,12 @@ class Forecast:
         """Requests a second at a position, in bins; None before there is a past."""
         if self.line is None:
             return None
-        forecasts = (*self.all_at(position, lead), self.echo)
-        found = forecasts[METHODS.index(self.method)]
-        return forecasts[1] if found is None else found
+        method = self.method
+        if method is Method.LEVEL:
+            return self.line.plain
+        if method is Method.ECHO:
+            return self.echo
+        return self.line.at_least(position, LATE) if method is Method.TREND else self._season_at(position, lead)
 
     @property
     def blindness(self) -> float:
@@ -126,11 +129,13 @@ class Forecast:
     def all_at(self, position: float, lead: float) -> tuple[float, float, float | None]:
         """By each method; None without a rhythm, or before there is a past zero."""
         line = self.line or NO_LINE
-        trend = line.at_least(position, LATE)
-        if self.season is None:
-            return line.plain, trend, None
-        lasting = LASTING ** (max(0.0, position - line.end + LEVEL_BINS / 2) / max(1.0, lead))
-        return line.plain, trend, max(0.0, self.usual_at(position) + self.offset * lasting)
+        season = None if self.season is None else self._season_at(position, lead)
+        return line.plain, line.at_least(position, LATE), season
+
+    def _season_at(self, position: float, lead: float) -> float:
+        line = self.line or NO_LINE
+        lasting: float = LASTING ** (max(0.0, position - line.end + LEVEL_BINS / 2) / max(1.0, lead))
+        return max(0.0, self.usual_at(position) + self.offset * lasting)
 
     @property
     def falls(self) -> bool:

@@ -99,7 +99,8 @@ def _turns(count: int, period: float) -> tuple[complex, ...]:
 def _fit(values: Sequence[float], first: int, period: float) -> tuple[float, Season] | None:
     """Least squares by the normal equations, with the sum of squares that is left; None when they have no stable solution."""
     columns = _columns(len(values), first, period)
-    left = [[sum(map(mul, one, other)) for other in columns] for one in columns]
+    half = [[sum(map(mul, one, other)) for other in columns[: number + 1]] for number, one in enumerate(columns)]
+    left = [[half[max(i, j)][min(i, j)] for j in range(len(columns))] for i in range(len(columns))]
     for number, row in enumerate(left):
         row[number] += 1e-6 * len(values)
     solved = _solve(left, [sum(map(mul, column, values)) for column in columns])

@@ -118,7 +118,11 @@ def _fits(values: Sequence[float], dispersion: float, bin_s: float) -> list[Fit]
         base, factor, chi2, numbers = _least_squares(bins, candidate)
         found.append((candidate.log_prior - chi2 / 2 - numbers * penalty, candidate, base, factor))
     most = max(one[0] for one in found)
-    kept = [(math.exp(score - most), *rest) for score, *rest in found if score - most > LOG_LEAST]
+    kept = [
+        (math.exp(score - most), candidate, base, factor)
+        for score, candidate, base, factor in found
+        if score - most > LOG_LEAST
+    ]
     total = math.fsum(one[0] for one in kept)
     return [
         Fit(candidate.kind, candidate.parameter, _short(base), _short(factor), _short(share / total))
@@ -270,7 +274,9 @@ def _family(count: int) -> tuple[_Candidate, ...]:
         for one in parameters:
             first = math.ceil(one) + count if kind in ("step", "begun", "ended") else 0
             points = tuple(_shape(kind, one, x) for x in _middles(count))
-            made.append(_Candidate(kind, one, log_prior, points, first, math.ceil(one) - one if kind == "step" else one))
+            made.append(
+                _Candidate(kind, one, log_prior, points, first, math.ceil(one) - one if kind == "step" else one)
+            )
     return tuple(made)
 
 
