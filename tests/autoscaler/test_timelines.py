@@ -278,7 +278,6 @@ def situation(**changes: object) -> Situation:
             need=None,
             unknown=(),
             missing_objective=False,
-            falling=False,
             untested=False,
             needs=Window(),
             shortfalls=Window(),

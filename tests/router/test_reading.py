@@ -31,6 +31,17 @@ def test_any_number_of_offers_to_upgrade_in_one_read_are_requests(request_):
     assert found[-1].body == b"hi"
 
 
+def test_heads_that_come_in_two_reads_do_not_add_up():
+    """A connection that is kept for hours, with keys that make heads longer than a segment."""
+    reader = RequestReader(Limits(head_bytes=4096, body_bytes=1 << 20))
+    request = b"POST /plain HTTP/1.1\r\nHost: a\r\nAuthorization: %b\r\nContent-Length: 2\r\n\r\nhi" % (b"j" * 1800)
+    for _ in range(20):
+        reader.feed(request[:1448])
+        reader.feed(request[1448:])
+        assert reader.ready.popleft().refused is None
+    assert not reader.ready
+
+
 @pytest.mark.parametrize("size", [1, 2, 7, 50, 1000])
 def test_offers_to_upgrade_are_read_however_they_are_cut(size):
     order = [BARE, SIZED, PLAIN, CHUNKED, CHUNKED, BARE, PLAIN, SIZED]

@@ -71,8 +71,6 @@ class Situation:
     """Inputs without which the pool must not shrink, by name, that are unknown or stale."""
     missing_objective: bool
     """Whether the present workers, having work to do, miss the objective."""
-    falling: bool
-    """Whether demand surely falls."""
     untested: bool
     """Whether no forecast of the demand has come to pass yet."""
     needs: Window
@@ -108,13 +106,10 @@ def wait_for_growth(situation: Situation, proposal: Proposal) -> Proposal:
 def wait_for_shrinking(situation: Situation, proposal: Proposal) -> Proposal:
     """Shrink only to the most that was needed within the shrink window.
 
-    The window is for needs that come and go. Where demand surely falls, what was needed before it fell does not come again,
-    and what may be needed now is all that counts.
+    A fall that is sure is no reason to cut it short: demand that falls in one half of a wave comes back in the other.
     """
     length_s = situation.policy.scale_down_window_s
     highest = situation.needs.maximum(situation.now_s, length_s=length_s)
-    if situation.falling and situation.need is not None:
-        highest = situation.need.to_keep
     if proposal.replicas >= situation.current or highest is None:
         return proposal
     kept = min(situation.current, max(proposal.replicas, highest))

@@ -210,7 +210,6 @@ def _size(sight: Sight, view: View, portion: Portion) -> Sized:
         need=need,
         unknown=unknown,
         missing_objective=sight.evidence.latency.missed_by(view.pool.role) and not is_idle(view.pool.role, load),
-        falling=sight.state.forecast.falls_surely and not unknown,
         untested=sight.state.forecast.untested and demand is not None and bool(demand.rate_per_s),
         needs=memory.needs,
         shortfalls=memory.shortfalls,

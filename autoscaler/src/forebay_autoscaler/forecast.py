@@ -143,11 +143,6 @@ class Forecast:
         return self.line is not None and self.line.slope < 0
 
     @property
-    def falls_surely(self) -> bool:
-        """Whether demand falls, as surely as late capacity is worse than idle one."""
-        return self.line is not None and self.line.falling >= LATE
-
-    @property
     def untested(self) -> bool:
         """Whether it has begun to forecast and nothing of it has come to pass yet."""
         return self.line is not None and self.scored[0] < SCORED_MIN

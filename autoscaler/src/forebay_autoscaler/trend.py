@@ -89,11 +89,6 @@ class Line:
         return self.plain
 
     @property
-    def falling(self) -> float:
-        """How likely it falls."""
-        return math.fsum(fit.weight for fit in self.fits if fit.at(0.0) < fit.at(-1.0) - FLAT)
-
-    @property
     def slope(self) -> float:
         """Rate per bin at the end."""
         return self.at(self.end) - self.at(self.end - 1.0)

@@ -104,13 +104,24 @@ EXAMPLES = """
 """
 
 
-FLAGS = {
-    "trace": "--trace", "form": "--format", "rate": "--rate", "tick": "--tick", "first": "--first", "model": "--model",
-    "accelerator": "--accelerator", "tensor": "--tensor", "workers": "--workers", "prefill": "--prefill",
-    "decode": "--decode", "startup": "--startup", "budget": "--budget", "block_size": "--block-size", "ttft": "--ttft",
-    "tpot": "--tpot", "target": "--target",
-}  # fmt: skip
-"""By parameter: what a scenario has by itself."""
+OWN = (
+    *(
+        "trace",
+        "form",
+        "rate",
+        "tick",
+        "first",
+        "model",
+        "accelerator",
+        "tensor",
+        "workers",
+        "prefill",
+        "decode",
+        "startup",
+    ),
+    *("budget", "block_size", "ttft", "tpot", "target"),
+)
+"""Parameters that a scenario has by itself."""
 
 
 def replay(  # noqa: PLR0913  # the command line: each option is a parameter
@@ -186,9 +197,10 @@ def _refuse_what_is_ignored(context: typer.Context, scenario: str | None, prefil
 
     def given(*names: str) -> list[str]:
         sources = ((name, context.get_parameter_source(name)) for name in names)
-        return [FLAGS[name] for name, source in sources if source is not None and source.name == "COMMANDLINE"]
+        flags = {one.name: one.opts[0] for one in context.command.params}
+        return [flags[name] for name, source in sources if source is not None and source.name == "COMMANDLINE"]
 
-    if scenario is not None and (ignored := given(*FLAGS)):
+    if scenario is not None and (ignored := given(*OWN)):
         raise CliError(f"{', '.join(ignored)}: a scenario has its own requests, fleet and objective; use --trace FILE")
     if prefill and (ignored := given("workers")):
         raise CliError("--workers are mixed ones: leave it out beside --prefill and --decode")
@@ -216,7 +228,10 @@ def _check_writable(*paths: Path | None) -> None:
             continue
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
+            new = not path.exists()
             path.open("a").close()
+            if new:
+                path.unlink()  # a run that fails leaves nothing behind
         except OSError as error:
             raise CliError(f"{path} cannot be written: {error.strerror}") from error
 

@@ -202,6 +202,7 @@ class RequestReader:
         if self._resumed:
             return
         self._in_head = False
+        self._head_bytes = 0
         version = self._parser.get_http_version()
         request = Received(
             self._parser.get_method(),

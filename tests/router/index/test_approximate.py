@@ -255,6 +255,15 @@ class MirrorMachine(RuleBasedStateMachine):
             assert not set(mirror.held.numbers) & set(mirror.shadow.numbers)
 
     @invariant()
+    def what_a_worker_holds_and_dropped_of_late_has_no_hole(self):
+        gone = sum(1 << slot for slot in self.index._retired)
+        for run in runs_below(self.index.tree.root):
+            parent = run.parent
+            if parent is not self.index.tree.root:
+                assert not run.mask & ~parent.mask & ~gone
+                assert not run.shadow & ~(parent.mask | parent.shadow) & ~gone
+
+    @invariant()
     def the_tree_is_whole(self):
         for run in runs_below(self.index.tree.root):
             assert run.parent is not None

@@ -76,6 +76,6 @@ def test_one_process_is_shown_as_it_is():
 
 
 def test_what_only_the_parent_knows_is_put_in():
-    one = HEAD.format("restarts_total", "counter") + "restarts_total 0\n"
-    assert samples(Exposition().combine({0: (1, one)}, {"restarts_total": 4, "other": 5})) == {"restarts_total": 4}
+    one = HEAD.format("restarts_total", "counter") + "restarts_total 1\n"
+    assert samples(Exposition().combine({0: (1, one)}, {"restarts_total": 4, "other": 5})) == {"restarts_total": 5}
     assert Exposition().combine({}) == "\n"

@@ -6,6 +6,7 @@ from typing import Any
 
 import aiohttp
 import orjson
+import yaml
 from kubernetes.aio import client as kubernetes_client
 from kubernetes.aio import config as kubernetes_config
 
@@ -31,8 +32,15 @@ class ApiServer:
                 kubernetes_config.load_incluster_config(client_configuration=configuration)
             else:
                 await kubernetes_config.load_kube_config(kubeconfig, client_configuration=configuration)
-        except kubernetes_config.ConfigException as error:
-            raise SystemExit(
+        except (
+            kubernetes_config.ConfigException,
+            yaml.YAMLError,
+            OSError,
+            TypeError,
+            ValueError,
+            AttributeError,
+        ) as error:
+            raise SystemExit(  # the library says of a file that is no kubeconfig only where it stumbled
                 f"forebay-router: no credentials for the API server: {error}; "
                 "run in a pod with a service account, or set KUBECONFIG"
             ) from error

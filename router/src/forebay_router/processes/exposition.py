@@ -71,7 +71,7 @@ class Exposition:
     def combine(self, texts: Mapping[int, tuple[int, str]], known: Mapping[str, float] = NOTHING) -> str:
         """One exposition. `texts` has the pid and the exposition of each process that could be read, by its number.
 
-        `known` has values that the processes cannot know, by sample.
+        `known` has what the parent counts itself, by sample: it is added.
         """
         fresh = {number: read(text) for number, (_, text) in texts.items()}
         for number, (pid, _) in texts.items():
@@ -82,7 +82,7 @@ class Exposition:
         for name, family in self._families().items():
             lines += family.heading
             samples = self._added(name) if family.kind in _ADDED else _gauges(name, fresh.values())
-            lines += [f"{key} {metrics.number(known.get(key, value))}" for key, value in samples.items()]
+            lines += [f"{key} {metrics.number(value + known.get(key, 0))}" for key, value in samples.items()]
         return "\n".join(lines) + "\n"
 
     def _families(self) -> dict[str, Family]:

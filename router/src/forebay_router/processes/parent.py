@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 STOP_SLACK_S: Final = 10.0
 
 
-def parent_app(children: Children, exposition: Exposition) -> FastAPI:
+def parent_app(children: Children, exposition: Exposition, kept: Supervisor) -> FastAPI:
     """The application of the parent's control port."""
     app = FastAPI(title="Forebay router control", docs_url=None, redoc_url=None, openapi_url="/openapi.json")
 
@@ -62,7 +62,9 @@ def parent_app(children: Children, exposition: Exposition) -> FastAPI:
         """Prometheus text of all."""
         told = await children.ask("/metrics")
         texts = {number: (one.pid, one.body.decode()) for number, one in told.items() if one is not None}
-        text = exposition.combine(texts, {metrics.PROCESS_RESTARTS.name: children.restarts})
+        name = metrics.BACKGROUND_FAILURES.name
+        own = {f'{name}{{loop="{loop.value}"}}': float(count) for loop, count in kept.failures.items()}
+        text = exposition.combine(texts, {metrics.PROCESS_RESTARTS.name: children.restarts, **own})
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     @app.get("/state")
@@ -134,7 +136,7 @@ class Parent:
         mesh = self.settings.replica.mesh
         kept = Supervisor()
         hub = Hub(directory, f"tcp://{mesh}" if mesh is not None else None, kept)
-        control = control_server(parent_app(children, Exposition()), self.protection.control_tls)
+        control = control_server(parent_app(children, Exposition(), kept), self.protection.control_tls)
         async with asyncio.TaskGroup() as tasks:
             following = tasks.create_task(kept.keep(Background.FILES, self.protection.follow), name="files")
             passing = tasks.create_task(hub.run(), name="hub")
