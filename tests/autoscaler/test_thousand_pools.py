@@ -152,10 +152,13 @@ def waves(now_s: float) -> Forecast:
 
 
 @pytest.mark.usefixtures("tuned_collector")
-async def test_a_bin_that_closes_for_each_of_them_costs_less_than_the_rest_of_the_cycle(cluster: FakeCluster):
+async def test_a_bin_that_closes_for_each_of_them_costs_no_more_than_a_cycle_and_a_half(cluster: FakeCluster):
     """Shapes are fitted, what followed before is looked up, some search for a rhythm: all in the same cycle, writes apart."""
     async with settled_loop(cluster) as loop:
-        now_s, bin_s = loop.clock(), bin_s_of(DEMO)
+        bin_s = bin_s_of(DEMO)
+        now_s = 1 + bin_s * math.ceil(
+            loop.clock() / bin_s + 1
+        )  # scrapes, a second old, have their middle in that of a bin
         loop.leadership = Alone(leading=False)  # what is written depends on what changes
         full = waves(now_s - 1)
         plain_s = min([await cpu_of_cycle(loop) for _ in range(3)])
@@ -163,7 +166,7 @@ async def test_a_bin_that_closes_for_each_of_them_costs_less_than_the_rest_of_th
         loop._states = {identity: replace(state, forecast=full) for identity, state in loop._states.items()}
         times_s, searches = [], []
         for number in range(1, 6):
-            loop.clock = repeat(now_s + number * bin_s).__next__
+            loop.clock = repeat(now_s + 1.5 * number * bin_s).__next__  # one or two bins close
             before = loop._states
             times_s.append(await cpu_of_cycle(loop))
             cluster.settle()
@@ -172,5 +175,5 @@ async def test_a_bin_that_closes_for_each_of_them_costs_less_than_the_rest_of_th
             assert all(new.line.end == new.past.fine.end and new.line.fits for _, new in forecasts)
             searches.append(sum(new.searched > old.searched for old, new in forecasts))
     assert all(0.5 < some * SEARCH_BINS / POOLS < 3 for some in searches[1:]), searches
-    assert min(times_s[1:]) < 2 * plain_s, (plain_s, times_s)
+    assert min(times_s[1:]) < 2.5 * plain_s, (plain_s, times_s)
     print(f"{POOLS} pools, a bin closes: {min(times_s[1:]):.3f} s of CPU, {plain_s:.3f} s without, {searches} searches")

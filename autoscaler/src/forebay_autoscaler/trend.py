@@ -130,8 +130,6 @@ def _short(number: float) -> float:
     return float(f"{number:.5g}")
 
 
-FLAT: Final = 1e-9
-"""Requests a second in a bin that are rounding, not a slope."""
 LEAST: Final = 0.05
 """Share of the likeliest shape's weight below which one is left out."""
 LOG_LEAST: Final = math.log(LEAST)
