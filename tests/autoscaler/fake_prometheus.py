@@ -59,6 +59,7 @@ class FakePrometheus:
         self.services[key] = {
             Signal.ARRIVED: rate_per_s,
             Signal.BURST: rate_per_s,
+            Signal.LATEST: rate_per_s,
             Signal.PENDING: pending,
             Signal.TTFT: [({"le": "2.0"}, rate_per_s), ({"le": "+Inf"}, rate_per_s)],
             Signal.TPOT: [({"le": "0.025"}, rate_per_s), ({"le": "+Inf"}, rate_per_s)],

@@ -17,7 +17,7 @@ from forebay_autoscaler.errors import ClusterError, UnusableStateError
 from forebay_autoscaler.forecast import ERRORS_MAX, PENDING_MAX, Method
 from forebay_autoscaler.history import History
 from forebay_autoscaler.loop import Alone, Loop
-from forebay_autoscaler.memory import SIZE_MAX, Memory
+from forebay_autoscaler.memory import LAST_SAVE_S, SIZE_MAX, Memory
 from forebay_autoscaler.metrics import Metrics
 from forebay_autoscaler.observe import Look, Subject
 from forebay_autoscaler.past import LENGTH_MAX, Level
@@ -54,11 +54,15 @@ class Maps:
     def __init__(self, parts: int = 1) -> None:
         self.parts: list[dict[str, str]] = [{} for _ in range(parts)]
         self.failure: ClusterError | None = None
+        self.failing: dict[int, ClusterError] = {}
+        """Parts that cannot be read."""
         self.writes = 0
 
     async def read(self, number: int) -> dict[str, str]:
         if self.failure:
             raise self.failure
+        if number in self.failing:
+            raise self.failing[number]
         return self.parts[number]
 
     async def write(self, number: int, data: Mapping[str, str]) -> None:
@@ -255,7 +259,7 @@ class Observer:
 class Actor:
     """Does nothing."""
 
-    async def act(self, decision, stored) -> None:
+    async def act(self, decision, stored, *, caches) -> None:
         pass
 
     def forget(self, keys) -> None:
@@ -348,12 +352,79 @@ async def test_without_the_right_to_read_it_learns_anew_and_without_an_answer_it
     await made.cycle()
     await made.cycle()
     assert made.cycled_s is not None
+    assert len(list(made.history.select(namespace=None, model_service=None, limit=9))) == 2
     assert counted(made.metrics, "unreadable") == 1
-    assert caplog.text.count("what was learnt is not saved") == 1
-    assert made.metrics.registry.get_sample_value("forebay_autoscaler_write_failures_total", {"kind": "state"}) == 1
+    assert caplog.text.count("saved states cannot be read") == 1
     maps.failure = ClusterError("GET configmaps", status=0, why="TimeoutError")
     with pytest.raises(ClusterError):
         await loop_with(maps, Observer("a")).cycle()
+
+
+async def test_a_save_that_fails_is_told_once_and_counted(caplog):
+    maps = Maps()
+    made = loop_with(maps, Observer("a"))
+    await made.cycle()
+    maps.failure = ClusterError("PATCH configmaps", status=403, why="403 Forbidden")
+    for second in (40, 80):
+        made.clock = lambda second=second: DAY_S + second
+        await made.cycle()
+    assert caplog.text.count("what was learnt is not saved") == 1
+    assert made.metrics.registry.get_sample_value("forebay_autoscaler_write_failures_total", {"kind": "state"}) == 2
+
+
+@pytest.mark.parametrize("parts", [1, 4])
+async def test_what_could_not_be_read_at_first_is_not_saved_over_and_used_when_it_can(parts):
+    maps = Maps(parts)
+    key = ("default", "a")
+    kept = memory(maps)
+    await kept.recall()
+    policy = replace(RHYTHMIC.policy, key=key)
+    await kept.save_all({(key, policy.uid): RHYTHMIC.state}, [policy], now_s=DAY_S - 5)
+    before = [dict(part) for part in maps.parts]
+    made = loop_with(maps, Observer("a", policy=RHYTHMIC.policy))
+    maps.failing = {0: ClusterError("GET configmaps", status=503, why="etcd: leader changed")}
+    await made.cycle()
+    await made.save()
+    assert maps.parts == before
+    maps.failing = {}
+    made.clock = lambda: DAY_S + 2
+    await made.cycle()
+    assert counted(made.metrics, "used") == 1
+    (record, *_) = made.history.select(namespace="default", model_service="a", limit=1)
+    assert record.state.pools["mixed"].learnt.orders.startup_s > 0, "it goes on from what was saved"
+    await made.cycle()
+    assert counted(made.metrics, "used") == 1
+
+
+@pytest.mark.parametrize(("many", "few"), [(4, 1), (8, 3)])
+async def test_of_copies_in_several_maps_the_one_that_was_saved_last_is_read(many, few):
+    maps = Maps(many)
+    policies = [service_policy(key=("default", f"service{number}")) for number in range(12)]
+    for turn, parts in enumerate((many, few, many)):
+        now_s = DAY_S + 100 * turn
+        one = Memory(maps, Metrics(), parts=parts, interval_s=30)
+        await one.recall()
+        found = [one.state_of(policy, now_s) for policy in policies]
+        states = {(policy.key, policy.uid): ServiceState(queued_s=100.0 * turn) for policy in policies}
+        await one.save_all(states, policies, now_s=now_s)
+    assert [state.queued_s for state in found] == [100.0] * 12
+    names = [name for part in maps.parts for name in part]
+    assert len(names) == len(set(names)), "old copies go with the next save"
+
+
+async def test_at_the_end_what_fits_into_the_time_is_saved_and_the_rest_stays_as_it_was(monkeypatch):
+    maps = Maps(parts=8)
+    policies = [service_policy(key=("default", f"service{number}")) for number in range(64)]
+    one = memory(maps)
+    await one.recall()
+    await one.save_all({(one.key, one.uid): ServiceState(queued_s=1.0) for one in policies}, policies, now_s=DAY_S)
+    clock = iter(range(1000))
+    monkeypatch.setattr("forebay_autoscaler.memory.monotonic", lambda: next(clock) * LAST_SAVE_S / 64)
+    later_s = DAY_S + 50
+    await one.save_all({(one.key, one.uid): ServiceState(queued_s=2.0) for one in policies}, policies, now_s=later_s)
+    found = [load(text).state.queued_s for part in maps.parts for text in part.values()]
+    assert len(found) == 64, "none is lost"
+    assert 16 < found.count(2.0) < 64
 
 
 async def test_what_does_not_fit_is_left_out_and_counted(monkeypatch):

@@ -125,6 +125,19 @@ def test_of_several_schedules_the_one_that_asks_for_most_counts():
     assert schedule_in_force([OFFICE, more], at(2026, 6, 1, 20, 0), lead_s=60) is None
 
 
+@pytest.mark.parametrize("minutes", [1, 5, 10, 60, 1440 - 600])
+@pytest.mark.parametrize("lead_s", [0.0, 30.0, 600.0, 899.5])
+def test_a_window_counts_from_a_start_up_time_before_it_without_a_gap(minutes, lead_s):
+    short = Schedule("short", tuple(range(7)), 600, 600 + minutes, "UTC", 3)
+    begins_s = at(2026, 6, 1, 10, 0, zone=UTC)
+    counts = [
+        second
+        for second in range(-1200, 60 * minutes + 60)
+        if schedule_in_force([short], begins_s + second, lead_s=lead_s) is not None
+    ]
+    assert counts == list(range(-int(lead_s), 60 * minutes))
+
+
 def test_a_scheduled_pool_is_there_when_its_window_begins_and_goes_after_it_ends():
     policy = service_policy(pool_policy(schedules=(OFFICE,)), scale_down_window_s=60)
     script = Script(policy)

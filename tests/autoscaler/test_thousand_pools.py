@@ -2,8 +2,13 @@
 
 import gc
 import json
+import math
+import random
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from itertools import repeat
 from typing import Any
 
 import pytest
@@ -11,12 +16,15 @@ import pytest
 from forebay_autoscaler.__main__ import tune_collector
 from forebay_autoscaler.act import Actor
 from forebay_autoscaler.cluster import Cluster
+from forebay_autoscaler.demand import bin_s_of
+from forebay_autoscaler.forecast import SEARCH_BINS, Forecast, take
 from forebay_autoscaler.history import History
 from forebay_autoscaler.loop import Alone, Loop
 from forebay_autoscaler.metrics import Metrics
 from forebay_autoscaler.observe import Observer
+from forebay_autoscaler.past import LENGTH_MAX
 from forebay_autoscaler.prometheus import Prometheus
-from tests.autoscaler.fake_prometheus import URL, FakePrometheus
+from tests.autoscaler.fake_prometheus import URL, FakePrometheus, RecordedPrometheus
 from tests.autoscaler.manifests import model_service, pool_spec, worker_pool
 from tests.autoscaler.plant import DEMO
 
@@ -94,18 +102,24 @@ async def cpu_of_cycle(loop: Loop) -> float:
     return time.process_time() - started_s
 
 
-@pytest.mark.usefixtures("tuned_collector")
-async def test_a_cycle_over_a_thousand_pools_takes_less_than_a_second_of_cpu(cluster: FakeCluster):
+def loaded() -> RecordedPrometheus:
     fake = FakePrometheus(DEMO)
     for n in range(POOLS):
         fake.load(("default", f"svc-{n}"), rate_per_s=10 + n % 7)
         for signal in ("ttft", "tpot"):
             bounds = [*[str(bound / 100) for bound in range(1, 26)], "+Inf"]
             fake.services["default", f"svc-{n}"][signal] = [({"le": le}, 10.0) for le in bounds]
+    return fake.record()
+
+
+@asynccontextmanager
+async def settled_loop(cluster: FakeCluster) -> AsyncIterator[Loop]:
+    """Over the cluster, when nothing changes any more."""
     metrics = Metrics()
     actor = Actor(cluster, metrics, identity="test", numbers_interval_s=10)
-    async with fake.record().http() as http:
-        observer = Observer(cluster, Prometheus(URL, http), fake.queries, tuning=DEMO, stale_after_s=60)
+    queries = FakePrometheus(DEMO).queries
+    async with loaded().http() as http:
+        observer = Observer(cluster, Prometheus(URL, http), queries, tuning=DEMO, stale_after_s=60)
         loop = Loop(observer, actor, Alone(), metrics, History(2000), interval_s=10)
         for _ in range(SETTLING_CYCLES):
             cluster.writes = 0
@@ -113,9 +127,53 @@ async def test_a_cycle_over_a_thousand_pools_takes_less_than_a_second_of_cpu(clu
             cluster.settle()
             if not cluster.writes:
                 break
+        yield loop
+
+
+@pytest.mark.usefixtures("tuned_collector")
+async def test_a_cycle_over_a_thousand_pools_takes_less_than_a_second_of_cpu(cluster: FakeCluster):
+    async with settled_loop(cluster) as loop:
         took_s = min([await cpu_of_cycle(loop) for _ in range(3)])
     assert cluster.writes == 0, "a steady state needs no write"
     sizes = {pool["spec"]["replicas"] for pool in cluster.pools.values()}
     assert sizes <= {3, 4, 5}, sizes
     assert took_s < 1.0, f"{took_s:.2f} s of CPU"
     print(f"{POOLS} pools: {took_s:.3f} s of CPU")
+
+
+def waves(now_s: float) -> Forecast:
+    """As full as it gets: an hour of a rhythm with chance in it, up to now."""
+    forecast, dice, bin_s = Forecast(), random.Random(1), bin_s_of(DEMO)
+    for number in range(-LENGTH_MAX, 1):
+        rate_per_s = 12 + 5 * math.sin(number / 5) + dice.uniform(-1, 1)
+        past = forecast.past.take(now_s + number * bin_s, rate_per_s, over_s=bin_s, bin_s=bin_s)
+        forecast = take(forecast, past, lead=8, bin_s=bin_s)
+    return forecast
+
+
+@pytest.mark.usefixtures("tuned_collector")
+async def test_a_bin_that_closes_for_each_of_them_costs_no_more_than_a_cycle_and_a_half(cluster: FakeCluster):
+    """Shapes are fitted, what followed before is looked up, some search for a rhythm: all in the same cycle, writes apart."""
+    async with settled_loop(cluster) as loop:
+        bin_s = bin_s_of(DEMO)
+        now_s = 1 + bin_s * math.ceil(
+            loop.clock() / bin_s + 1
+        )  # scrapes, a second old, have their middle in that of a bin
+        loop.leadership = Alone(leading=False)  # what is written depends on what changes
+        full = waves(now_s - 1)
+        plain_s = min([await cpu_of_cycle(loop) for _ in range(3)])
+        assert full.season is not None, "or the search for one costs nothing"
+        loop._states = {identity: replace(state, forecast=full) for identity, state in loop._states.items()}
+        times_s, searches = [], []
+        for number in range(1, 6):
+            loop.clock = repeat(now_s + 1.5 * number * bin_s).__next__  # one or two bins close
+            before = loop._states
+            times_s.append(await cpu_of_cycle(loop))
+            cluster.settle()
+            forecasts = [(before[identity].forecast, state.forecast) for identity, state in loop._states.items()]
+            assert all(new.past.fine.end > old.past.fine.end for old, new in forecasts)
+            assert all(new.line.end == new.past.fine.end and new.line.fits for _, new in forecasts)
+            searches.append(sum(new.searched > old.searched for old, new in forecasts))
+    assert all(0.5 < some * SEARCH_BINS / POOLS < 3 for some in searches[1:]), searches
+    assert min(times_s[1:]) < 2.5 * plain_s, (plain_s, times_s)
+    print(f"{POOLS} pools, a bin closes: {min(times_s[1:]):.3f} s of CPU, {plain_s:.3f} s without, {searches} searches")

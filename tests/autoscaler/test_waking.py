@@ -156,6 +156,7 @@ class World:
 
     def __init__(self, policy: ServicePolicy = SLEEPY, wanted: int = 0) -> None:
         self.policy, self.wanted, self.asked, self.grown = policy, wanted, 0, []
+        self.keys, self.takes_writes = [KEY], True
         self.pending: dict | Exception = {}
         self.loop = Loop(self, self, Alone(), Metrics(), History(10), interval_s=10, clock=count().__next__)
         self.waker = Waker(self.loop, self, 0.01)
@@ -163,13 +164,20 @@ class World:
     async def look(self) -> Look:
         signals = readings(self.policy)
         pools = (PoolObservation("mixed", PoolCounts(self.wanted, self.wanted)),)
-        return Look((Subject(self.policy, ServiceObservation(KEY, signals, pools), {}),), {}, {})
+        subjects = [
+            Subject(replace(self.policy, key=key), ServiceObservation(key, signals, pools), {}) for key in self.keys
+        ]
+        return Look(tuple(subjects), {}, {})
 
-    async def act(self, decision, stored) -> None:
+    async def act(self, decision, stored, *, caches) -> None:
         pass
 
-    async def grow(self, decision, pool, _stored) -> None:
+    async def grow(self, decision, pool, _stored) -> bool:
         self.grown.append((decision.key, pool.name, pool.current, pool.desired))
+        return self.takes_writes
+
+    def count(self, name: str) -> float:
+        return self.loop.metrics.registry.get_sample_value(f"forebay_autoscaler_{name}_total")
 
     def forget(self, keys) -> None:
         pass
@@ -194,6 +202,70 @@ async def test_between_two_cycles_a_pool_wakes_and_the_decision_is_kept():
     assert record.observation.signals.held.known == 2
     assert record.decision.pools[0].desired == 1
     assert world.loop.metrics.registry.get_sample_value("forebay_autoscaler_wakes_total") == 1
+
+
+async def test_a_pool_wakes_once_until_the_next_look():
+    world = World()
+    await world.loop.cycle()
+    world.pending = {KEY: 2.0}
+    asked = [await world.waker.check() for _ in range(5)]
+    assert world.grown == [(KEY, "mixed", 0, 1)]
+    assert asked == [True, False, False, False, False], "nothing sleeps any more"
+    assert len(list(world.loop.history.select(namespace=None, model_service=None, limit=50))) == 2
+    assert world.count("wakes") == 1
+    assert world.count("service_failures") == 0
+    await world.loop.cycle()
+    await world.waker.check()
+    assert len(world.grown) == 2, "the worker is gone again"
+
+
+async def test_a_wake_that_could_not_be_written_is_tried_again_at_the_next_check():
+    world = World()
+    await world.loop.cycle()
+    world.pending, world.takes_writes = {KEY: 2.0}, False
+    await world.waker.check()
+    world.takes_writes = True
+    await world.waker.check()
+    await world.waker.check()
+    assert len(world.grown) == 2
+
+
+async def test_a_wake_during_a_look_is_not_repeated_by_what_that_look_saw():
+    world = World()
+    await world.loop.cycle()
+    world.pending = {KEY: 2.0}
+    look = world.look
+
+    async def look_that_takes_long() -> Look:
+        seen = await look()
+        await world.waker.check()
+        return seen
+
+    world.look = look_that_takes_long
+    await world.loop.cycle()
+    await world.waker.check()
+    assert len(world.grown) == 1
+
+
+async def test_a_service_whose_wake_fails_keeps_no_other_asleep(caplog, monkeypatch):
+    world = World()
+    broken, whole = ("default", "a-broken"), ("default", "whole")
+    world.keys = [broken, whole]
+    await world.loop.cycle()
+
+    def picky(policy, state, observation, now_s):
+        if policy.key == broken:
+            raise ZeroDivisionError
+        return decide(policy, state, observation, now_s)
+
+    monkeypatch.setattr("forebay_autoscaler.loop.decide", picky)
+    world.pending = {broken: 1.0, whole: 1.0}
+    for _ in range(3):
+        await world.waker.check()
+    assert world.grown == [(whole, "mixed", 0, 1)]
+    assert caplog.text.count("waking default/a-broken failed") == 1, "until the next look"
+    assert "routers cannot be asked" not in caplog.text
+    assert world.count("service_failures") == 1
 
 
 @pytest.mark.parametrize(

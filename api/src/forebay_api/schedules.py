@@ -35,7 +35,12 @@ def is_time_zone(name: str) -> bool:
     return True
 
 
-TimeOfDay = Annotated[
+Start = Annotated[
+    str,
+    Field(max_length=5),
+    text(r"^([01][0-9]|2[0-3]):[0-5][0-9]$", 'must be the time of day of its start in quotes, from "00:00" to "23:59"'),
+]
+End = Annotated[
     str,
     Field(max_length=5),
     text(r"^(([01][0-9]|2[0-3]):[0-5][0-9]|24:00)$", 'must be a time of day in quotes, such as "08:00" or "24:00"'),
@@ -44,6 +49,12 @@ TimeZone = Annotated[
     str,
     Field(max_length=64),
     text(_ZONE_PATTERN, "must be a name of the time zone database, such as UTC or Europe/Berlin"),
+    # The server's library takes it for the zone of its own host, and the database has no such name.
+    Rule(
+        "self != 'Local'",
+        "must not be Local, which is another zone on each host: write its name, such as Europe/Berlin",
+        holds=lambda name: name != "Local",
+    ),
     Rule(
         f"!self.matches(r'{_ZONE_PATTERN}') || timestamp('2000-01-01T00:00:00Z').getHours(self) >= 0",
         "must be a time zone that exists, such as UTC or Europe/Berlin",
@@ -72,10 +83,10 @@ class Schedule(Resource):
         default=list(DAYS), min_length=1, max_length=7, json_schema_extra={"x-kubernetes-list-type": "set"}
     )
     """Days on which the window starts; every day by default."""
-    from_: TimeOfDay = Field(alias="from")
+    from_: Start = Field(alias="from")
     """Start, such as "08:00"."""
-    to: TimeOfDay
-    """End; one that is not after the start is on the next day."""
+    to: End
+    """End, up to "24:00"; one that is not after the start is on the next day."""
     time_zone: TimeZone = "UTC"
     """Name of the time zone that days and times are of, such as Europe/Berlin; summer time is followed."""
     min: int = Field(ge=1, le=1000)

@@ -56,9 +56,9 @@ class Actor:
         wanted = build_status(decision, stored, failures=failures, caches=caches, now=self._wall())
         await self._write_status(decision, stored, wanted)
 
-    async def grow(self, decision: Decision, pool: PoolDecision, stored: Mapping[str, Any]) -> None:
-        """Carry out the growth of one pool alone. Failures are logged and counted."""
-        await self._scale(decision, pool, stored)
+    async def grow(self, decision: Decision, pool: PoolDecision, stored: Mapping[str, Any]) -> bool:
+        """Carry out the growth of one pool alone; whether nothing is left to do. Failures are logged and counted."""
+        return await self._scale(decision, pool, stored) is None
 
     def forget(self, keys: set[ServiceKey]) -> None:
         """Keep memory of these model services only."""

@@ -93,7 +93,7 @@ def _note(policy: ServicePolicy, state: ServiceState, observation: ServiceObserv
     queued = waiting + (observation.signals.pending.known or 0.0) >= 1
     leads = [pool.learnt.orders.lead_s(now_s, tuning.startup_s) for pool in state.pools.values()]
     lead_s = max(leads, default=tuning.startup_s)
-    forecast = look_ahead(state.forecast, observation.signals, tuning, now_s=now_s, lead_s=lead_s)
+    forecast = look_ahead(state.forecast, observation.signals, policy, now_s=now_s, lead_s=lead_s)
     queued_s = now_s if queued else state.queued_s
     state = replace(state, mix=mix or state.mix, queued_s=queued_s, forecast=forecast)
     if state.generation == policy.generation:
@@ -160,7 +160,7 @@ def _portions(sight: Sight, views: Sequence[View]) -> dict[str, Portion]:
         peers = [view for view in views if view.pool.role is role]
         leads = [view.learnt.orders.lead_s(now_s, tuning.startup_s) for view in peers]
         planned = None
-        if rate is not None:
+        if rate is not None and len(peers) > 1:  # one alone has all of it
             planned = planned_rate(sight.state.forecast, rate, tuning, now_s=now_s, lead_s=max(leads))
         offers = [_offer(sight, view) for view in peers]
         portions |= portions_of(offers, planned, headroom=tuning.headroom)

@@ -19,10 +19,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
+from zlib import crc32
 
 from forebay_autoscaler.forecast import Forecast, Method, take
 from forebay_autoscaler.observation import PoolSignals, ServiceSignals
-from forebay_autoscaler.policy import Tuning
+from forebay_autoscaler.policy import ServicePolicy, Tuning
 
 BURST_DEVIATIONS: Final = 1.5
 """Standard deviations by which the burst rate must exceed the mean rate to be taken as a change of demand."""
@@ -88,8 +89,11 @@ def _certain_rate(rate_per_s: float | None, window_s: float, deviations: float) 
     return 0.0 if rate_per_s is None else rate_per_s - deviations * math.sqrt(rate_per_s / window_s)
 
 
-def look_ahead(forecast: Forecast, signals: ServiceSignals, tuning: Tuning, *, now_s: float, lead_s: float) -> Forecast:
+def look_ahead(
+    forecast: Forecast, signals: ServiceSignals, policy: ServicePolicy, *, now_s: float, lead_s: float
+) -> Forecast:
     """The forecast after what the routers count now; unchanged without a new scrape."""
+    tuning = policy.tuning
     bin_s, latest = bin_s_of(tuning), signals.latest_per_s
     arrived = signals.arrived_per_s.known
     if latest.known is None or latest.age_s is None or arrived is None:
@@ -104,7 +108,7 @@ def look_ahead(forecast: Forecast, signals: ServiceSignals, tuning: Tuning, *, n
         over_s=min(bin_s * BINS_PER_WINDOW, scrape_s),
         bin_s=bin_s,
     )
-    return take(forecast, past, lead=lead_s / bin_s, bin_s=bin_s)
+    return take(forecast, past, lead=lead_s / bin_s, bin_s=bin_s, turn=crc32("/".join(policy.key).encode()))
 
 
 def falling_to(forecast: Forecast, tuning: Tuning, now_s: float) -> float | None:

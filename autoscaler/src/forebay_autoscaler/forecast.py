@@ -42,7 +42,7 @@ ERRORS_MIN: Final = 10
 ERRORS_MAX: Final = 60
 """Forecasts over which it is taken."""
 SEARCH_BINS: Final = 12
-"""Bins between two searches for a rhythm."""
+"""Bins between two searches for a rhythm. Which of them it is differs by service: all at once would hold up a cycle."""
 LASTING: Final = 0.5
 """Share of today's distance from the rhythm that is still there after a lead."""
 PENDING_MAX: Final = 64
@@ -111,9 +111,12 @@ class Forecast:
         """Requests a second at a position, in bins; None before there is a past."""
         if self.line is None:
             return None
-        forecasts = (*self.all_at(position, lead), self.echo)
-        found = forecasts[METHODS.index(self.method)]
-        return forecasts[1] if found is None else found
+        method = self.method
+        if method is Method.LEVEL:
+            return self.line.plain
+        if method is Method.ECHO:
+            return self.echo
+        return self.line.at_least(position, LATE) if method is Method.TREND else self._season_at(position, lead)
 
     @property
     def blindness(self) -> float:
@@ -126,11 +129,13 @@ class Forecast:
     def all_at(self, position: float, lead: float) -> tuple[float, float, float | None]:
         """By each method; None without a rhythm, or before there is a past zero."""
         line = self.line or NO_LINE
-        trend = line.at_least(position, LATE)
-        if self.season is None:
-            return line.plain, trend, None
-        lasting = LASTING ** (max(0.0, position - line.end + LEVEL_BINS / 2) / max(1.0, lead))
-        return line.plain, trend, max(0.0, self.usual_at(position) + self.offset * lasting)
+        season = None if self.season is None else self._season_at(position, lead)
+        return line.plain, line.at_least(position, LATE), season
+
+    def _season_at(self, position: float, lead: float) -> float:
+        line = self.line or NO_LINE
+        lasting: float = LASTING ** (max(0.0, position - line.end + LEVEL_BINS / 2) / max(1.0, lead))
+        return max(0.0, self.usual_at(position) + self.offset * lasting)
 
     @property
     def falls(self) -> bool:
@@ -154,8 +159,8 @@ class Forecast:
         return 0.0 if self.season is None else self.season.at(position / self.season_scale - 0.5)
 
 
-def take(forecast: Forecast, past: Past, *, lead: float, bin_s: float) -> Forecast:
-    """The forecast after the past went on; `lead` is in bins."""
+def take(forecast: Forecast, past: Past, *, lead: float, bin_s: float, turn: int = 0) -> Forecast:
+    """The forecast after the past went on; `lead` is in bins, `turn` tells those apart that should not search at once."""
     if past.levels == forecast.past.levels or not past.fine.values:
         return replace(forecast, past=past)
     values, end, whole = past.fine.values, past.fine.end, max(1, round(lead))
@@ -165,7 +170,7 @@ def take(forecast: Forecast, past: Past, *, lead: float, bin_s: float) -> Foreca
         forecast = _score(forecast, number, values[number - past.fine.first], wise=wise)
     dispersion = dispersion_of(values, bin_s)
     forecast = replace(forecast, past=past, dispersion=dispersion)
-    if end - forecast.searched >= SEARCH_BINS:
+    if (end + turn) // SEARCH_BINS > (forecast.searched + turn) // SEARCH_BINS:
         forecast = _search(forecast, bin_s)
     line = line_of(values, end, dispersion=dispersion, lead=lead, bin_s=bin_s)
     forecast = replace(

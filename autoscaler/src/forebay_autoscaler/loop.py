@@ -19,12 +19,12 @@ from forebay_autoscaler.errors import AutoscalerError
 from forebay_autoscaler.history import History, Record
 from forebay_autoscaler.memory import Memory
 from forebay_autoscaler.metrics import Metrics
-from forebay_autoscaler.observation import ServiceKey
+from forebay_autoscaler.observation import ServiceKey, ServiceObservation
 from forebay_autoscaler.observe import Look, Observer, Subject
 from forebay_autoscaler.policy import ServicePolicy
 from forebay_autoscaler.reading import read
 from forebay_autoscaler.state import ServiceState
-from forebay_autoscaler.waking import observation_to_wake, sleepers
+from forebay_autoscaler.waking import observation_to_wake, roused, sleepers
 
 _log = logging.getLogger(__name__)
 
@@ -68,6 +68,8 @@ class Loop:
     _unreadable: dict[ServiceKey, str] = field(default_factory=dict)
     _subjects: tuple[Subject, ...] = ()
     """Of the last look."""
+    _woken: dict[tuple[ServiceKey, str], tuple[float, frozenset[str]]] = field(default_factory=dict)
+    """Pools that woke, with when, until a look that began later sees their workers: nothing wakes twice."""
 
     async def run(self) -> None:
         """Cycle until cancelled. A cycle that fails is logged and counted, and the next one comes at its time."""
@@ -91,7 +93,9 @@ class Loop:
         """Look, decide, act."""
         if self.memory is not None:
             await self.memory.recall()
+        looked_s = self.clock()
         look = await self.observer.look()
+        self._woken = {identity: woken for identity, woken in self._woken.items() if woken[0] >= looked_s}
         now_s, now = self.clock(), datetime.now(UTC)
         self._report(look)
         leading = self.leadership.leading
@@ -114,30 +118,50 @@ class Loop:
             await self.memory.save_all(self._states, self._policies(), now_s=self.clock())
 
     def asleep(self) -> frozenset[ServiceKey]:
-        """Services that had a role without a worker at the last look."""
-        return sleepers((subject.policy, subject.observation) for subject in self._subjects)
+        """Services that had a role without a worker at the last look, and were not woken since."""
+        return sleepers((subject.policy, self._as_it_is(subject)) for subject in self._subjects)
 
     async def wake(self, held: Mapping[ServiceKey, float]) -> None:
         """Give services a worker for requests that routers hold. What else there is to decide is left to the cycle."""
         for subject in self._subjects:
-            identity, now_s = (subject.policy.key, subject.policy.uid), self.clock()
-            state = self._states.get(identity)
             number = held.get(subject.policy.key)
-            if number is None or state is None or not self.leadership.leading:
+            if number is None or not self.leadership.leading:
                 continue
-            reading = read(number, age_s=0.0, stale_after_s=self.interval_s)
-            observation = observation_to_wake(subject.observation, reading)
-            decision = decide(subject.policy, state, observation, now_s)
-            record = Record(datetime.now(UTC), True, subject.policy, state, observation, decision)
-            grown = [pool for pool in decision.pools if pool.current == 0 < pool.desired]
-            if not grown:
-                continue
-            kept = {pool.name: decision.state.pools[pool.name] for pool in grown}
-            self._states[identity] = replace(state, pools={**state.pools, **kept})
-            self.history.add_one(record)
+            try:
+                await self._wake(subject, number)
+            except Exception:  # noqa: BLE001 one service's boundary: counted and logged, the others wake
+                self._woken[_identity(subject)] = (self.clock(), frozenset(pool.name for pool in subject.policy.pools))
+                self.metrics.service_failures.inc()
+                _log.exception("waking %s/%s failed, it is tried again after the next look", *subject.policy.key)
+
+    async def _wake(self, subject: Subject, number: float) -> None:
+        """Decide on one service as if nothing but held requests were known, and carry out what makes a pool wake."""
+        identity, now_s = _identity(subject), self.clock()
+        state = self._states.get(identity)
+        if state is None:
+            return
+        reading = read(number, age_s=0.0, stale_after_s=self.interval_s)
+        observation = observation_to_wake(self._as_it_is(subject), reading)
+        decision = decide(subject.policy, state, observation, now_s)
+        grown = {pool.name: pool for pool in decision.pools if pool.current == 0 < pool.desired}
+        if not grown:
+            return
+        before = self._woken_of(subject)
+        self._woken[identity] = (now_s, before | grown.keys())
+        kept = {name: decision.state.pools[name] for name in grown}
+        self._states[identity] = replace(state, pools={**state.pools, **kept})
+        self.history.add_one(Record(datetime.now(UTC), True, subject.policy, state, observation, decision))
+        done = {name for name, pool in grown.items() if await self.actor.grow(decision, pool, subject.stored)}
+        self._woken[identity] = (now_s, before | done)
+        if done:
             self.metrics.wakes.inc()
-            for pool in grown:
-                await self.actor.grow(decision, pool, subject.stored)
+
+    def _woken_of(self, subject: Subject) -> frozenset[str]:
+        return self._woken.get(_identity(subject), (0.0, frozenset()))[1]
+
+    def _as_it_is(self, subject: Subject) -> ServiceObservation:
+        """What was seen of a service, with the pools that woke since."""
+        return roused(subject.observation, self._woken_of(subject))
 
     def _policies(self) -> tuple[ServicePolicy, ...]:
         return tuple(subject.policy for subject in self._subjects)
@@ -155,9 +179,9 @@ class Loop:
         decided = []
         states = {}
         for subject in look.subjects:
-            identity = (subject.policy.key, subject.policy.uid)
+            identity = _identity(subject)
             known = self._states.get(identity)
-            state = self._first_state(subject.policy, now_s) if known is None else known
+            state = self._begun(subject.policy, known, now_s)
             try:
                 decision = decide(subject.policy, state, subject.observation, now_s)
             except Exception:  # noqa: BLE001 one service's boundary: counted and logged, the others go on
@@ -173,8 +197,13 @@ class Loop:
         self._subjects = look.subjects
         return decided
 
-    def _first_state(self, policy: ServicePolicy, now_s: float) -> ServiceState:
-        return ServiceState() if self.memory is None else self.memory.state_of(policy, now_s)
+    def _begun(self, policy: ServicePolicy, known: ServiceState | None, now_s: float) -> ServiceState:
+        """The state to decide with: what is known, or what was saved where that has not been asked for yet."""
+        if self.memory is None:
+            return known or ServiceState()
+        if known is not None and not self.memory.owes(policy.key):
+            return known
+        return self.memory.state_of(policy, now_s) or known or ServiceState()
 
     def _report(self, look: Look) -> None:
         for signal in look.failed_queries:
@@ -183,3 +212,7 @@ class Loop:
             if self._unreadable.get(key) != why:
                 _log.error("spec of %s/%s cannot be read, its workers are left alone: %s", *key, why)
         self._unreadable = dict(look.unreadable)
+
+
+def _identity(subject: Subject) -> tuple[ServiceKey, str]:
+    return subject.policy.key, subject.policy.uid

@@ -103,6 +103,14 @@ def load(text: str) -> Saved:
     return saved
 
 
+def saved_at_s(text: str) -> float:
+    """When it was saved; before everything else what cannot be used."""
+    try:
+        return load(text).at_s
+    except UnusableStateError:
+        return -math.inf
+
+
 def resume(saved: Saved, policy: ServicePolicy, now_s: float) -> ServiceState:
     """The state to decide with now; UnusableStateError when it was saved later than now."""
     gap_s, tuning = now_s - saved.at_s, policy.tuning

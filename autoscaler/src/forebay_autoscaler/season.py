@@ -13,6 +13,9 @@ import cmath
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import accumulate, repeat
+from operator import mul
 from typing import Final
 
 HARMONICS: Final = 2
@@ -28,6 +31,8 @@ STEPS: Final = (-1.0, -0.6, -0.3, 0.0, 0.3, 0.6, 1.0)
 """Periods around the strongest that are fitted, in steps of the grid."""
 STRENGTH_MIN: Final = 0.7
 """Least share of the variance beyond chance that must be explained."""
+SERIES_MAX: Final = 256
+"""Harmonics kept for the next series of the same length: a few dozen periods of a few lengths."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +74,7 @@ def find_season(values: Sequence[float], first: int, noise: float) -> Season | N
     fits = [fit for one in tried if one <= longest and (fit := _fit(values, first, one)) is not None]
     if not fits:
         return None
-    unexplained, season = min(((_squares(values, first, fit), fit) for fit in fits), key=lambda one: one[0])
+    unexplained, season = min(fits, key=lambda one: one[0])
     explained = 1.0 - max(0.0, unexplained / count - noise) / (variance - noise)
     return season if explained >= STRENGTH_MIN else None
 
@@ -77,42 +82,45 @@ def find_season(values: Sequence[float], first: int, noise: float) -> Season | N
 def _strongest(values: Sequence[float], longest: float) -> float | None:
     best, most, period = None, 0.0, float(PERIOD_MIN)
     while period <= longest:
-        turn, place, total = cmath.rect(1.0, 2 * math.pi / period), 1 + 0j, 0j
-        for value in values:
-            total += value * place
-            place *= turn
-        if abs(total) > most:
-            best, most = period, abs(total)
+        strength = abs(sum(map(mul, values, _turns(len(values), period))))
+        if strength > most:
+            best, most = period, strength
         period *= GRID
     return best
 
 
-def _squares(values: Sequence[float], first: int, season: Season) -> float:
-    return math.fsum((value - season.at(first + number)) ** 2 for number, value in enumerate(values))
-
-
-def _fit(values: Sequence[float], first: int, period: float) -> Season | None:
-    """Least squares by the normal equations; None when they have no stable solution."""
-    size = 2 * HARMONICS + 1
-    sums = [[0.0] * (size + 1) for _ in range(size)]
+@lru_cache(maxsize=SERIES_MAX)
+def _turns(count: int, period: float) -> tuple[complex, ...]:
+    """The first harmonic in each bin, counted from the first."""
     turn = cmath.rect(1.0, 2 * math.pi / period)
-    place = cmath.rect(1.0, 2 * math.pi * first / period)
-    for value in values:
-        row, power = [1.0], place
-        for _ in range(HARMONICS):
-            row += (power.real, power.imag)
-            power *= place
-        row.append(value)
-        for number, line in enumerate(sums):
-            x = row[number]
-            for column in range(number, size + 1):
-                line[column] += x * row[column]
-        place *= turn
-    left = [[sums[min(i, j)][max(i, j)] for j in range(size)] for i in range(size)]
-    for number in range(size):
-        left[number][number] += 1e-6 * len(values)
-    solved = _solve(left, [line[size] for line in sums])
-    return None if solved is None else Season(period, tuple(solved))
+    return tuple(accumulate(repeat(turn, count - 1), mul, initial=1 + 0j))
+
+
+def _fit(values: Sequence[float], first: int, period: float) -> tuple[float, Season] | None:
+    """Least squares by the normal equations, with the sum of squares that is left; None when they have no stable solution."""
+    columns = _columns(len(values), first, period)
+    half = [[sum(map(mul, one, other)) for other in columns[: number + 1]] for number, one in enumerate(columns)]
+    left = [[half[max(i, j)][min(i, j)] for j in range(len(columns))] for i in range(len(columns))]
+    for number, row in enumerate(left):
+        row[number] += 1e-6 * len(values)
+    solved = _solve(left, [sum(map(mul, column, values)) for column in columns])
+    if solved is None:
+        return None
+    rest = list(values)
+    for coefficient, column in zip(solved, columns, strict=True):
+        rest = [value - coefficient * x for value, x in zip(rest, column, strict=True)]
+    return sum(map(mul, rest, rest)), Season(period, tuple(solved))
+
+
+def _columns(count: int, first: int, period: float) -> list[list[float]]:
+    """What a0, a1, b1, a2, b2, ... are multiplied by in each bin."""
+    turn = cmath.rect(1.0, 2 * math.pi / period)
+    places = list(accumulate(repeat(turn, count - 1), mul, initial=cmath.rect(1.0, 2 * math.pi * first / period)))
+    columns, powers = [[1.0] * count], places
+    for _ in range(HARMONICS):
+        columns += [[power.real for power in powers], [power.imag for power in powers]]
+        powers = list(map(mul, powers, places))
+    return columns
 
 
 def _solve(left: list[list[float]], right: list[float]) -> list[float] | None:

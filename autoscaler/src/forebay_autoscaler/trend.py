@@ -14,9 +14,11 @@ What a trend gains is bounded by what was gained in the last lead, and by the mo
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import accumulate
+from operator import mul
 from typing import Final, NamedTuple
 
 LEVEL_BINS: Final = 3
@@ -105,21 +107,21 @@ def line_of(values: Sequence[float], end: int, *, dispersion: float, lead: float
 def _fits(values: Sequence[float], dispersion: float, bin_s: float) -> list[Fit]:
     """Every shape with its weight; those that hardly count are left out."""
     count = len(values)
-    inverse = [1.0 / (dispersion * max(rate, 1.0 / bin_s) / bin_s) for rate in _smoothed(values)]
-    found = []
-    for kind, parameter, prior, points in _family(count):
-        base, factor, numbers = _least_squares(values, points, inverse, proportional=kind == "growth")
-        chi2 = math.fsum(
-            w * (value - base - factor * x) ** 2 for w, value, x in zip(inverse, values, points, strict=True)
-        )
-        found.append((math.log(prior) - (chi2 + numbers * math.log(count)) / 2, kind, parameter, base, factor))
+    bins = _weighed(values, [bin_s / (dispersion * max(rate, 1.0 / bin_s)) for rate in _smoothed(values)])
+    penalty, found = math.log(count) / 2, []
+    for candidate in _family(count):
+        base, factor, chi2, numbers = _least_squares(bins, candidate)
+        found.append((candidate.log_prior - chi2 / 2 - numbers * penalty, candidate, base, factor))
     most = max(one[0] for one in found)
-    shares = [math.exp(one[0] - most) for one in found]
-    total = math.fsum(share for share in shares if share > LEAST)
+    kept = [
+        (math.exp(score - most), candidate, base, factor)
+        for score, candidate, base, factor in found
+        if score - most > LOG_LEAST
+    ]
+    total = math.fsum(one[0] for one in kept)
     return [
-        Fit(kind, parameter, _short(base), _short(factor), _short(share / total))
-        for share, (_, kind, parameter, base, factor) in zip(shares, found, strict=True)
-        if share > LEAST
+        Fit(candidate.kind, candidate.parameter, _short(base), _short(factor), _short(share / total))
+        for share, candidate, base, factor in kept
     ]
 
 
@@ -128,10 +130,9 @@ def _short(number: float) -> float:
     return float(f"{number:.5g}")
 
 
-FLAT: Final = 1e-9
-"""Requests a second in a bin that are rounding, not a slope."""
 LEAST: Final = 0.05
 """Share of the likeliest shape's weight below which one is left out."""
+LOG_LEAST: Final = math.log(LEAST)
 
 
 def _smoothed(values: Sequence[float]) -> list[float]:
@@ -140,21 +141,76 @@ def _smoothed(values: Sequence[float]) -> list[float]:
     return [(a + b + c) / 3 for a, b, c in zip(padded, padded[1:], padded[2:], strict=False)]
 
 
-def _least_squares(
-    values: Sequence[float], points: Sequence[float], weights: Sequence[float], *, proportional: bool
-) -> tuple[float, float, int]:
-    """(base, factor, numbers fitted) of base + factor * point."""
-    if proportional:
-        squares = math.fsum(w * x * x for w, x in zip(weights, points, strict=True))
-        return 0.0, math.fsum(w * x * y for w, x, y in zip(weights, points, values, strict=True)) / squares, 2
-    total = math.fsum(weights)
-    x0 = math.fsum(w * x for w, x in zip(weights, points, strict=True)) / total
-    y0 = math.fsum(w * y for w, y in zip(weights, values, strict=True)) / total
-    squares = math.fsum(w * (x - x0) ** 2 for w, x in zip(weights, points, strict=True))
-    if squares <= 0:
-        return y0, 0.0, 1
-    factor = math.fsum(w * (x - x0) * (y - y0) for w, x, y in zip(weights, points, values, strict=True)) / squares
-    return y0 - factor * x0, factor, 2
+class _Bins(NamedTuple):
+    """Rates y with their weights w, about their mean; and the sums from each bin to the last, m being the middle of one."""
+
+    weights: Sequence[float]
+    mean: float
+    weighed: Sequence[float]
+    """w (y - mean)"""
+    spread: float
+    """Sum of w (y - mean)^2."""
+    w: Sequence[float]
+    wm: Sequence[float]
+    wmm: Sequence[float]
+    wy: Sequence[float]
+    wym: Sequence[float]
+
+
+def _weighed(values: Sequence[float], weights: Sequence[float]) -> _Bins:
+    mean = math.fsum(map(mul, weights, values)) / math.fsum(weights)
+    rest = [value - mean for value in values]
+    middles = _middles(len(values))
+    weighed = list(map(mul, weights, rest))
+    by_middle = list(map(mul, weights, middles))
+    return _Bins(
+        weights,
+        mean,
+        weighed,
+        math.fsum(map(mul, weighed, rest)),
+        _onward(weights),
+        _onward(by_middle),
+        _onward(map(mul, by_middle, middles)),
+        _onward(weighed),
+        _onward(map(mul, weighed, middles)),
+    )
+
+
+def _onward(values: Iterable[float]) -> list[float]:
+    """Sums from each to the last."""
+    return list(accumulate(reversed(list(values))))[::-1]
+
+
+def _least_squares(bins: _Bins, candidate: "_Candidate") -> tuple[float, float, float, int]:
+    """(base, factor, chi2, numbers fitted) of base + factor * g."""
+    if candidate.kind == "level":
+        return bins.mean, 0.0, bins.spread, 1
+    total = bins.w[0]
+    x, xx, xy = _sums(bins, candidate)
+    if candidate.kind == "growth":  # in proportion: no base
+        along = xy + bins.mean * x
+        return 0.0, along / xx, bins.spread + bins.mean * bins.mean * total - along * along / xx, 2
+    factor = xy / (xx - x * x / total)
+    return bins.mean - factor * x / total, factor, bins.spread - factor * xy, 2
+
+
+def _sums(bins: _Bins, candidate: "_Candidate") -> tuple[float, float, float]:
+    """Sums of w g, w g^2 and w g (y - mean). Of shapes made of straight lines they follow from those of the bins."""
+    kind, first, turn = candidate.kind, candidate.first, candidate.turn
+    if kind == "step":  # 0, then `turn` in the bin before `first`, then 1
+        w, wy = bins.w[first], bins.wy[first]
+        part = turn * bins.weights[first - 1]
+        return w + part, w + turn * part, wy + turn * bins.weighed[first - 1]
+    if kind == "line":
+        return bins.wm[0], bins.wmm[0], bins.wym[0]
+    if kind in ("begun", "ended"):
+        w, wm, wmm, wy, wym = bins.w[first], bins.wm[first], bins.wmm[first], bins.wy[first], bins.wym[first]
+        if kind == "begun":  # m - turn from `first` on
+            return wm - turn * w, wmm - 2 * turn * wm + turn * turn * w, wym - turn * wy
+        return bins.wm[0] - wm + turn * w, bins.wmm[0] - wmm + turn * turn * w, bins.wym[0] - wym + turn * wy
+    points = candidate.points
+    by_point = list(map(mul, bins.weights, points))
+    return sum(by_point), sum(map(mul, by_point, points)), sum(map(mul, bins.weighed, points))
 
 
 def _shape(kind: str, parameter: float, x: float) -> float:
@@ -173,9 +229,28 @@ def _shape(kind: str, parameter: float, x: float) -> float:
     return math.exp(min(GROWTH_MAX, parameter * x))
 
 
+class _Candidate(NamedTuple):
+    """A shape that bins may be of."""
+
+    kind: str
+    parameter: float
+    log_prior: float
+    points: Sequence[float]
+    """g at the middle of each bin."""
+    first: int
+    """The first bin behind its bend or step, of those that have one."""
+    turn: float
+    """Where that is; of a step, its share of the bin before."""
+
+
 @lru_cache(maxsize=WINDOW_BINS)
-def _family(count: int) -> tuple[tuple[str, float, float, tuple[float, ...]], ...]:
-    """(kind, parameter, prior, g at the middle of each bin) of the shapes that so many bins can show."""
+def _middles(count: int) -> tuple[float, ...]:
+    return tuple(number + 0.5 - count for number in range(count))
+
+
+@lru_cache(maxsize=WINDOW_BINS)
+def _family(count: int) -> tuple[_Candidate, ...]:
+    """The shapes that so many bins can show."""
     breaks = [float(number - count) for number in range(1, count)]
     steps = [one - part for one in breaks for part in STEP_PARTS]
     kinds: list[tuple[str, Sequence[float]]] = [
@@ -186,12 +261,16 @@ def _family(count: int) -> tuple[tuple[str, float, float, tuple[float, ...]], ..
     ]
     if count > BINS_MIN:
         kinds += [("begun", breaks[1:-1]), ("ended", breaks[1:]), ("damped", DAMPINGS)]
-    middles = [number + 0.5 - count for number in range(count)]
-    return tuple(
-        (kind, one, 1.0 / len(kinds) / len(parameters), tuple(_shape(kind, one, x) for x in middles))
-        for kind, parameters in kinds
-        for one in parameters
-    )
+    made = []
+    for kind, parameters in kinds:
+        log_prior = -math.log(len(kinds) * len(parameters))
+        for one in parameters:
+            first = math.ceil(one) + count if kind in ("step", "begun", "ended") else 0
+            points = tuple(_shape(kind, one, x) for x in _middles(count))
+            made.append(
+                _Candidate(kind, one, log_prior, points, first, math.ceil(one) - one if kind == "step" else one)
+            )
+    return tuple(made)
 
 
 def _rise_max(values: Sequence[float], plain: float, lead: float) -> float:

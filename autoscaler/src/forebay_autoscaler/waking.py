@@ -5,7 +5,7 @@ several pools have the role, one of them wakes: the first in the spec whose work
 many are needed is for the metrics to say. Nothing is ever taken away for what routers say here.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
 from forebay_api.modelservice import AutoscalingMode
@@ -45,6 +45,16 @@ def sleepers(looked_at: Iterable[tuple[ServicePolicy, ServiceObservation]]) -> f
 def counts_in(observation: ServiceObservation) -> dict[str, PoolCounts]:
     """Numbers of the pools that exist."""
     return {pool.name: pool.counts for pool in observation.pools if pool.counts is not None}
+
+
+def roused(seen: ServiceObservation, woken: Collection[str]) -> ServiceObservation:
+    """What was seen, as it is since these pools woke: each has a worker that is on its way."""
+    return replace(seen, pools=tuple(_with_a_worker(pool) if pool.name in woken else pool for pool in seen.pools))
+
+
+def _with_a_worker(pool: PoolObservation) -> PoolObservation:
+    counts = pool.counts
+    return pool if counts is None else replace(pool, counts=replace(counts, wanted=max(1, counts.wanted)))
 
 
 def observation_to_wake(seen: ServiceObservation, held: Reading) -> ServiceObservation:
