@@ -19,6 +19,8 @@ from tests.support.eventually import eventually
 pytestmark = pytest.mark.cluster
 
 POOL = "llama-8b-mixed"
+FORECASTS_TESTED = 40
+"""Cycles within which enough forecasts of a fresh autoscaler have come to pass for it to shrink a pool."""
 
 
 @dataclass
@@ -106,6 +108,9 @@ async def test_a_pool_goes_up_with_demand_and_down_again_and_says_why(auto: Repl
     await auto.cycle(times=7)
     assert auto.replicas == 6, "it was needed within the last 15 s"
     await auto.cycle(times=4)
+    assert auto.replicas == 6, "no forecast came to pass yet"
+    assert "how demand varies has not been seen for long enough" in auto.status()["pools"][0]["reason"]
+    await auto.cycle(times=FORECASTS_TESTED)
     assert auto.replicas == 1
     asked = "2 req/s asked, one worker does 5.3 good/s"
     assert auto.events("ScaledDown") == {
@@ -153,7 +158,7 @@ async def test_an_outage_of_the_metrics_holds_says_so_and_heals(auto: Replica, t
     await auto.cycle(times=6)
     assert auto.replicas == high, "a full window of data comes first"
     assert auto.condition("MetricsFresh")[0] == "True"
-    await auto.cycle(times=8)
+    await auto.cycle(times=FORECASTS_TESTED)
     assert auto.replicas == 1
 
 
@@ -164,7 +169,7 @@ async def test_a_person_who_scales_is_reported_and_not_fought(auto: Replica):
     await auto.cycle(times=6)
     assert auto.replicas == 4
     assert auto.events("ReplicasSetByOther") == {"pool mixed: kubectl set 4 workers; scaling goes on from there"}
-    await auto.cycle(times=8)
+    await auto.cycle(times=FORECASTS_TESTED)
     assert auto.replicas == 1
 
 
