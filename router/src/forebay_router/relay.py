@@ -27,10 +27,10 @@ from forebay_api.objective import Objective, Outcome
 from forebay_router import errors, rewriting
 from forebay_router.access_log import AccessLog
 from forebay_router.accounting import Record, account
-from forebay_router.answer import Answer, Passing, WorkerRefusal
+from forebay_router.answer import Answer, Passing
 from forebay_router.attempt import Attempt
 from forebay_router.endpoints import Endpoint
-from forebay_router.errors import FailureReason, RequestRefused, WorkerFailure
+from forebay_router.errors import FailureReason, RequestRefused, WorkerFailure, WorkerRefusal
 from forebay_router.explaining import EXPLAIN_HEADER, explain_line
 from forebay_router.judging import failure_at_end
 from forebay_router.metrics import ServiceStats
