@@ -149,6 +149,7 @@ def compile_into(folder: Path) -> None:
             check=True,
             stdout=sys.stderr,
         )
+    shutil.rmtree(fresh / "build", ignore_errors=True)  # of setuptools
     launcher = fresh / PROGRAM
     launcher.write_text(LAUNCHER.format(python=sys.executable))
     launcher.chmod(0o755)

@@ -4,7 +4,7 @@
   - made by the functions below: bad body, unknown model, too large, no worker, queue full, ...
 - `WorkerFailure`: one attempt on one worker failed; the relay decides whether another worker is tried
   - `reason` says how (a bounded set: it is a metric label)
-  - its subclass `WorkerRefusal` holds the worker's own error answer where it gave one
+  - its subclass `refusal.WorkerRefusal` holds the worker's own error answer where it gave one
 
 Bodies have the shape that the client's SDK expects: OpenAI's `{"error": {"message", "type", "param", "code"}}`, or Anthropic's
 `{"type": "error", "error": {"type", "message"}}` on its paths.
@@ -13,12 +13,8 @@ Bodies have the shape that the client's SDK expects: OpenAI's `{"error": {"messa
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
-from typing import TYPE_CHECKING
 
 import orjson
-
-if TYPE_CHECKING:
-    from forebay_router.answer import Answer
 
 
 class Shape(StrEnum):
@@ -97,15 +93,6 @@ class WorkerFailure(Exception):  # noqa: N818 - reads as what happened
     """Nothing listens there."""
     answered: bool = False
     """The worker gave an answer, an error: worth another worker that is there, not worth waiting for one."""
-
-
-@dataclass(slots=True, kw_only=True)
-class WorkerRefusal(WorkerFailure):
-    """The worker answered, with an error that another worker may not give."""
-
-    answer: "Answer"
-    """Complete; relayed when no other worker is left."""
-    answered: bool = True
 
 
 _ANTHROPIC_TYPES = {

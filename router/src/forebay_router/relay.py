@@ -30,7 +30,7 @@ from forebay_router.accounting import Record, account
 from forebay_router.answer import Answer, Passing
 from forebay_router.attempt import Attempt
 from forebay_router.endpoints import Endpoint
-from forebay_router.errors import FailureReason, RequestRefused, WorkerFailure, WorkerRefusal
+from forebay_router.errors import FailureReason, RequestRefused, WorkerFailure
 from forebay_router.explaining import EXPLAIN_HEADER, explain_line
 from forebay_router.judging import failure_at_end
 from forebay_router.metrics import ServiceStats
@@ -38,6 +38,7 @@ from forebay_router.parsing import ParsedRequest, parse_request
 from forebay_router.placing import Place, Placing
 from forebay_router.protection import Admission, Protection
 from forebay_router.reading import Received
+from forebay_router.refusal import WorkerRefusal
 from forebay_router.reply import Reply
 from forebay_router.sse import EventScanner
 from forebay_router.supervision import Supervisor
