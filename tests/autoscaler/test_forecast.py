@@ -13,7 +13,7 @@ from forebay_autoscaler.forecast import Forecast, Method, take
 from forebay_autoscaler.habits import burst_of, dispersion_of, echo_of, in_pairs
 from forebay_autoscaler.orders import Orders
 from forebay_autoscaler.past import LENGTH_MAX, Past
-from forebay_autoscaler.season import find_season
+from forebay_autoscaler.season import GRID, PERIOD_MIN, find_season
 from forebay_autoscaler.trend import line_of
 
 BIN_S, LEAD = 15.0, 8.0
@@ -80,13 +80,14 @@ def test_no_rhythm_is_found_in_chance():
 
 @pytest.mark.parametrize("first", [1, 1000, 10**8 + 7])
 def test_a_rhythm_is_the_same_wherever_bins_are_counted_from(first):
-    values = [20 + 9 * math.sin(number / 6) + 3 * math.cos(number / 3) for number in range(160)]
+    turn = 2 * math.pi / (PERIOD_MIN * GRID**10)
+    values = [20 + 9 * math.sin(number * turn) + 3 * math.cos(2 * number * turn) for number in range(160)]
     counted_from_zero, counted = find_season(values, 0, 1.0), find_season(values, first, 1.0)
     assert counted is not None
     assert counted_from_zero is not None
     for number, value in enumerate(values):
         assert counted.at(first + number) == pytest.approx(counted_from_zero.at(number), abs=1e-5)
-        assert counted.at(first + number) == pytest.approx(value, abs=0.5)
+        assert counted.at(first + number) == pytest.approx(value, abs=0.01)
 
 
 def test_an_echo_knows_a_rise_after_the_first_one():
