@@ -255,7 +255,7 @@ async def test_a_replica_that_loses_the_lease_while_it_acts_stops_acting():
         leading = True
 
     class Actor:
-        async def act(self, decision, _stored, **_caches):
+        async def act(self, decision, _stored, **_routers):
             acted.append(decision.key[1])
             lease.leading = len(acted) < 2
 
@@ -328,7 +328,7 @@ async def test_a_service_that_cannot_be_decided_on_takes_no_other_with_it():
             return Look(tuple(subjects), {}, {})
 
     class Actor:
-        async def act(self, decision, _stored, **_caches):
+        async def act(self, decision, _stored, **_routers):
             acted.append(decision.key[1])
             if decision.key[1] == "a":
                 raise ValueError("a")
