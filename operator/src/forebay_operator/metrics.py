@@ -21,6 +21,11 @@ class Metrics:
         self.leader = Gauge(
             "forebay_operator_leader", "1 while this process holds the lease and acts, else 0.", registry=self.registry
         )
+        self.autoscaler_gone = Gauge(
+            "forebay_operator_autoscaler_gone",
+            "1 while the leader finds the autoscaler's Lease not renewed for longer than it may be.",
+            registry=self.registry,
+        )
         self.reconciliations = Counter(
             "forebay_operator_reconciliations",
             "Reconciliations by outcome: changed something, unchanged, object gone, or error.",

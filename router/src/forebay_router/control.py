@@ -251,6 +251,11 @@ def control_app(router: Router, discovery: Discovery, kv_events: KvEvents) -> Fa
         """Services, workers, loads, leases."""
         return JSONResponse(state_of(router, discovery))
 
+    @app.get("/ejected")
+    async def read_ejected() -> JSONResponse:
+        """Workers that are left alone, or were and are back."""
+        return JSONResponse({"workers": showing.left_alone(router.table)})
+
     @app.post("/explain")
     async def explain(request: Request, path: str = "/v1/chat/completions") -> JSONResponse:
         """Candidates, predictions and the choice for the request in the body; it is not sent to a worker."""
