@@ -118,6 +118,12 @@ def digest() -> str:
     return made.hexdigest()
 
 
+def up_to_date(folder: Path) -> bool:
+    """A compiled copy is there, made of what there is now."""
+    stamp = folder / DIGEST
+    return stamp.is_file() and stamp.read_text() == digest()
+
+
 def missing() -> str | None:
     """What this machine lacks to compile, in one sentence; None when nothing is missing."""
     compiler = (sysconfig.get_config_var("CC") or "cc").split()[0]
@@ -190,8 +196,7 @@ def main() -> None:
         build(given.build)
         return
     folder = given.folder.resolve()
-    stamp = folder / DIGEST
-    if not stamp.is_file() or stamp.read_text() != digest():
+    if not up_to_date(folder):
         lacking = missing()
         if lacking is not None:
             raise SystemExit(

@@ -1,6 +1,8 @@
 """Puts the compiled hot modules into a wheel when FOREBAY_COMPILE=1; otherwise the wheel is pure Python.
 
 FOREBAY_COMPILE=1 pip wheel ./router --no-deps       needs a C compiler and Python's headers
+
+What `make compiled-router` has made is taken where it is up to date.
 """
 
 import importlib.util
@@ -32,8 +34,13 @@ class CompilingHook(BuildHookInterface[Any]):
         assert spec.loader is not None
         compiling = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(compiling)
-        folder = Path(tempfile.mkdtemp()) / "compiled"
-        compiling.compile_into(folder)
+        folder = Path(self.root).parent / "build" / "compiled"
+        if not compiling.up_to_date(folder):
+            lacking = compiling.missing()
+            if lacking is not None:
+                raise SystemExit(f"FOREBAY_COMPILE=1, but {lacking}")
+            folder = Path(tempfile.mkdtemp()) / "compiled"
+            compiling.compile_into(folder)
         for extension in folder.rglob("*.so"):
             build_data["force_include"][str(extension)] = str(extension.relative_to(folder))
         build_data["pure_python"] = False
