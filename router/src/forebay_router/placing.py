@@ -311,7 +311,7 @@ class Placing:
     ) -> Place:
         """Lease what was chosen."""
         now_s = time.monotonic()
-        uncached = max(1, choice.prediction.uncached_tokens)
+        work = max(1, round(choice.prediction.work_tokens))
         workers = self.table.workers
         worker = workers[choice.worker.uid]
         prefiller = worker if choice.prefill is None else workers[choice.prefill.uid]
@@ -319,12 +319,12 @@ class Placing:
         trip = Trip.begin(str(service.spec.key), choice, look_up, dispatch, now_s)
         take = self.table.take
         if choice.prefill is None:
-            lease = take(worker, prompt_tokens=uncached, output_tokens=demand.output_tokens, visible=leaning.visible)
+            lease = take(worker, prompt_tokens=work, output_tokens=demand.output_tokens, visible=leaning.visible)
             place = Place(lease, None, choice, trip, self.guard)
         else:
             if look_up is not None:
                 self.index.passed_on(worker.spec.uid, look_up.content)
-            prefill = take(prefiller, prompt_tokens=uncached, output_tokens=1)
+            prefill = take(prefiller, prompt_tokens=work, output_tokens=1)
             lease = take(worker, prompt_tokens=0, output_tokens=demand.output_tokens)
             place = Place(lease, prefill, choice, trip, self.guard)
         if leaning.filler:

@@ -55,7 +55,7 @@ def _cheapest(  # noqa: C901, PLR0912, PLR0915  (every call in this loop is paid
             continue
         if speed.pool is not pool:
             pool = speed.pool
-            base_s, token_s, prompt_s, step_s, growth_s, stall_s, (ttft_max_s, tpot_max_s), per_ttft, per_tpot = (
+            base_s, token_s, prompt_s, step_s, growth_s, stall_s, (ttft_max_s, tpot_max_s), per_ttft, per_tpot, bend = (
                 pool.terms(objective)
             )
             small = not cached and adapter is None and prompt * token_s <= NOTHING_S
@@ -74,7 +74,8 @@ def _cheapest(  # noqa: C901, PLR0912, PLR0915  (every call in this loop is paid
                 to_compute = prompt - common
         elif 0 < common <= prompt:
             to_compute = prompt - common
-        own_s = token_s * factor * to_compute
+        work = to_compute * (1 + bend * (prompt + prompt - to_compute))
+        own_s = token_s * factor * work
         backlog = load.backlog
         wait_s = 0.0
         if backlog.prompts:
@@ -94,7 +95,7 @@ def _cheapest(  # noqa: C901, PLR0912, PLR0915  (every call in this loop is paid
         if one.role is not _PREFILL:
             own_growth_s = growth_s * pace
             tpot_s = step_s * pace + own_growth_s * (requests + 1)
-            cost += (tpot_s + requests * (to_compute * stall_s * pace * per_output + own_growth_s)) * per_tpot
+            cost += (tpot_s + requests * (work * stall_s * pace * per_output + own_growth_s)) * per_tpot
         if ttft_s > ttft_max_s or tpot_s > tpot_max_s:
             if cost > lowest:
                 continue
