@@ -173,6 +173,7 @@ class Forebay(Policy):
             common_tokens=look_up.common_tokens,
             objective=OBJECTIVE,
             displacement=look_up.displacement,
+            start=look_up.start,
         )
         choice = choose(demand, self.snapshot, self.rng, asked_at_s)
         worker = choice.worker

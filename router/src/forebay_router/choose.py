@@ -43,7 +43,7 @@ from typing import Final
 from forebay_api.modelservice import Role
 from forebay_router.index.holders import Held
 from forebay_router.predicting import Candidate, Demand, Prediction, join, predict, predict_decode
-from forebay_router.scoring import calmest, cheapest
+from forebay_router.scoring import calmest, cheapest, copied_by, relief
 from forebay_router.speed import Origin
 
 FIELD_MAX: Final = 24
@@ -97,6 +97,7 @@ class Reason(StrEnum):
     CACHED = "least cost, holds part of the prompt"
     LEAST_COST = "least cost"
     BEST_CHANCE = "least cost, may miss the objective"
+    RELIEF = "relieves a worker that holds the prompt and gets more than its share"
     PAIR = "least cost, prefill and decode apart"
     NO_PREFILL = "decode alone: no prefill worker of its revision"
     LOCAL = "decode alone: cheaper than prefill elsewhere"
@@ -121,6 +122,8 @@ class Choice:
     now_s: float
     field: Mapping[str, Candidate]
     """The candidates by uid."""
+    copied: float = 0.0
+    """Work that would have been none at the worker that is relieved."""
 
     def name_of(self, uid: str) -> str:
         """A candidate's name, for people."""
@@ -166,11 +169,17 @@ def _alone(demand: Demand, snapshot: Snapshot, rng: Random, now_s: float, *, wit
         chosen = cheapest(field, demand, now_s, rng)
     if chosen is None:
         return None
+    relieved, copied = chosen, 0.0
+    if demand.cached and len(field) > 1:
+        chosen = relief(relieved, field, demand, now_s, rng)
+        copied = copied_by(chosen, relieved, demand)
     (prediction,) = sides = tuple(predict((chosen,), demand, now_s))
     reason = _reason(prediction, demand, alone=len(field) == 1)
     if demand.splittable and chosen.role is Role.DECODE:
         reason = Reason.LOCAL if with_pair else Reason.NO_PREFILL
-    return Choice(chosen, None, reason, prediction, sides, (field, ()), demand, now_s, snapshot.by_uid)
+    if chosen is not relieved:
+        reason = Reason.RELIEF
+    return Choice(chosen, None, reason, prediction, sides, (field, ()), demand, now_s, snapshot.by_uid, copied)
 
 
 def _reason(prediction: Prediction, demand: Demand, *, alone: bool) -> Reason:

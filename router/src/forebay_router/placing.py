@@ -304,6 +304,7 @@ class Placing:
             objective=service.spec.objective,
             displacement=None if look_up is None else look_up.displacement,
             adapter=None if parsed.model in {None, service.spec.models[0]} else service.adapter_of(parsed.model),
+            start=0 if look_up is None else look_up.start,
         )
 
     def _take(

@@ -18,6 +18,8 @@ _NOTHING: Final[Mapping[str, int]] = MappingProxyType({})
 NOTHING_S: Final = 1e-3
 """A prompt that takes less delays nobody to speak of."""
 _DISPLACEMENT_MAX: Final = 4.0
+_AGAIN: Final = 0.5
+"""What computing a token costs besides where caches are full, as a share of its time: more hits, and first tokens no later."""
 LOADED_MAX: Final = 8
 """Adapters of a worker that are thought to be loaded."""
 
@@ -89,7 +91,9 @@ class Displacement(NamedTuple):
     def of(self, uid: str) -> float:
         """For one worker."""
         victim = self.victims.get(uid)
-        return 0.0 if victim is None else min(_DISPLACEMENT_MAX, self.odds_by_age / max(1, self.now - victim))
+        if victim is None:
+            return _AGAIN
+        return _AGAIN + min(_DISPLACEMENT_MAX, self.odds_by_age / max(1, self.now - victim))
 
 
 class Demand(NamedTuple):
@@ -112,6 +116,8 @@ class Demand(NamedTuple):
     """What it costs to push content out of caches; None where nothing is missed."""
     adapter: str | None = None
     """The LoRA adapter that it is for."""
+    start: int = 0
+    """Names the first block of the prompt that not nearly every request shares; 0 where it is not known."""
 
 
 class Prediction(NamedTuple):

@@ -13,9 +13,12 @@ from random import Random
 from typing import Final
 
 from forebay_api.modelservice import Role
-from forebay_router.predicting import NOTHING_S, Candidate, Demand, chance_of
+from forebay_router.fitting import work_of
+from forebay_router.predicting import NOTHING_S, Candidate, Demand, chance_of, predict
+from forebay_router.speed import TRAFFIC_S
 
 SLOW_START: Final = 4
+COPY_SHARE: Final = 1 / 64
 _PREFILL: Final = Role.PREFILL
 
 
@@ -38,7 +41,7 @@ def _has_room(one: Candidate, demand: Demand) -> bool:
 def _cheapest(  # noqa: C901, PLR0912, PLR0915  (every call in this loop is paid for by each request, once a worker)
     candidates: Sequence[Candidate], demand: Demand, now_s: float, rng: Random, *, slow_start: float
 ) -> Candidate | None:
-    prompt, output, _, excluded, cached, common, objective, displacement, adapter = demand
+    prompt, output, _, excluded, cached, common, objective, displacement, adapter, _ = demand
     per_output = 1 / (output or 1)
     lowest = fewest = inf
     best: list[Candidate] = []
@@ -105,7 +108,35 @@ def _cheapest(  # noqa: C901, PLR0912, PLR0915  (every call in this loop is paid
             best = [one]
         elif cost == lowest:
             best.append(one)
-    return best[0] if len(best) == 1 else _fewest(best, rng)
+    return best[0] if len(best) == 1 else _calm(best, rng, now_s)
+
+
+def relief(chosen: Candidate, candidates: Sequence[Candidate], demand: Demand, now_s: float, rng: Random) -> Candidate:
+    """The chosen one; or, while it gets far more than its share of the prompts, another one that is to hold this one's, too.
+
+    This is how a hot prefix spreads before its worker has a queue. Hot is what is sent to it twice in a row. All copies of a pool
+    take at most `COPY_SHARE` of the time that its prompts take.
+    """
+    speed = chosen.speed
+    held = demand.cached.get(chosen.uid, 0)
+    if held <= demand.common_tokens or demand.start != speed.last_start or not speed.overrun(now_s):
+        return chosen
+    pool = speed.pool
+    fair = pool.prompts.at(now_s) / pool.workers
+    others = [one for one in candidates if one.speed.pool is pool and one.speed.prompts.at(now_s) <= fair]
+    other = cheapest(others, demand, now_s, rng) if others else None
+    if other is None:
+        return chosen
+    copied_s = copied_by(other, chosen, demand) * other.token_s
+    affordable = pool.copies_s.at(now_s) + copied_s / TRAFFIC_S <= COPY_SHARE * pool.work_s.at(now_s)
+    return other if affordable and predict((other,), demand, now_s)[0].comfortable else chosen
+
+
+def copied_by(other: Candidate, chosen: Candidate, demand: Demand) -> float:
+    """Work that a request is more there than here."""
+    prompt, bend = demand.prompt_tokens, other.speed.pool.bend.value
+    here, there = (min(demand.cached.get(one.uid, 0), prompt) for one in (chosen, other))
+    return work_of(prompt, prompt - there, bend) - work_of(prompt, prompt - here, bend)
 
 
 def calmest(candidates: Sequence[Candidate], demand: Demand, rng: Random) -> Candidate | None:
@@ -136,6 +167,11 @@ def calmest(candidates: Sequence[Candidate], demand: Demand, rng: Random) -> Can
         if best:
             break
     return best[0] if len(best) == 1 else _fewest(best, rng)
+
+
+def _calm(equal: Sequence[Candidate], rng: Random, now_s: float) -> Candidate | None:
+    """Of equal ones that which has had least to do of late, then a random one."""
+    return min(equal, key=lambda one: (one.load.requests, one.speed.busy.at(now_s), rng.random()), default=None)
 
 
 def _fewest(equal: Sequence[Candidate], rng: Random) -> Candidate | None:

@@ -81,6 +81,8 @@ _MEASURED: Final = 8
 TRAFFIC_S: Final = 30.0
 """Time over which traffic is averaged."""
 _BUSY_MAX: Final = 0.9
+SHARE_MAX: Final = 1.4
+"""Prompts of a worker over the mean of its pool that are still even."""
 
 
 class Terms(NamedTuple):
@@ -144,6 +146,10 @@ class PoolSpeed:
     """What loading an adapter adds to the first token."""
     prompts: Rate = field(default_factory=Rate)
     """That are computed, by all workers."""
+    work_s: Rate = field(default_factory=Rate)
+    """Of all of them."""
+    copies_s: Rate = field(default_factory=Rate)
+    """Of that, what was computed again to relieve a worker."""
     workers: int = 1
     """That prompts are sent to now."""
     beside: float = 0.0
@@ -251,14 +257,29 @@ class Speed:
     output_token: Factor = field(default_factory=Factor)
     busy: Rate = field(default_factory=Rate)
     """Share of the time in which it computes prompts."""
+    prompts: Rate = field(default_factory=Rate)
+    """That are sent here."""
+    last_start: int = 0
+    """How the last one began."""
     finished: int = 0
     """Requests that the worker has answered."""
 
-    def sent(self, now_s: float, work: float) -> None:
-        """A prompt is sent that is so much work, its cached part left out."""
-        line = self.pool.first_token
-        self.busy.note(now_s, (line.slope * work + line.second) * self.first_token.value)
-        self.pool.prompts.note(now_s, 1)
+    def sent(self, now_s: float, work: float, copied: float = 0.0) -> None:
+        """A prompt is sent that is so much work, its cached part left out; so much of it to relieve another worker."""
+        pool, factor = self.pool, self.first_token.value
+        line = pool.first_token
+        work_s = (line.slope * work + line.second) * factor
+        self.busy.note(now_s, work_s)
+        self.prompts.note(now_s, 1)
+        pool.prompts.note(now_s, 1)
+        pool.work_s.note(now_s, work_s)
+        if copied:
+            pool.copies_s.note(now_s, line.slope * copied * factor)
+
+    def overrun(self, now_s: float) -> bool:
+        """The worker gets more than its share of the pool's prompts, by more than chance explains."""
+        fair = self.pool.prompts.at(now_s) / self.pool.workers
+        return self.prompts.at(now_s) > SHARE_MAX * fair + 2 * sqrt(fair / TRAFFIC_S)
 
     def strain(self, now_s: float) -> float:
         """Prompts a second that will be sent here, over the share of time in which it has nothing to compute.

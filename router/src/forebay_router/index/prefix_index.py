@@ -100,6 +100,8 @@ class LookUp:
     """What events say, of every worker they tell of, whether or not it is used."""
     displacement: Displacement | None
     known: Known
+    start: int = 0
+    """Names the first block behind what nearly every request shares."""
 
 
 @dataclass(slots=True)
@@ -179,6 +181,7 @@ class PrefixIndex:
             precise=precise,
             displacement=known.displacement(self.approximate) if content.hashes else None,
             known=known,
+            start=known.common.start_of(content),
         )
 
     def _precise(self, content: Content, ratio: float, lora: str | None) -> dict[str, int]:

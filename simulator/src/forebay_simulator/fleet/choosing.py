@@ -68,6 +68,7 @@ class Forebay:
             common_tokens=look_up.common_tokens,
             objective=self._objective,
             displacement=look_up.displacement,
+            start=look_up.start,
         )
         choice = choose(demand, snapshot, self._chance, now_s)
         if choice is None:
