@@ -2,7 +2,7 @@
 
 `choose(demand, snapshot, rng, now_s) -> Choice | None` predicts, for every candidate,
 
-    TTFT = wait for the prompts queued there + base + uncached tokens of its own x seconds a token (+ adapter, + transfer)
+    TTFT = wait for the prompts queued there + base + work of its own uncached tokens x seconds a token (+ adapter, + transfer)
     TPOT = seconds per output token with one more sequence in flight
 
 from lines that are learnt from finished requests (`speed`), the queue (`backlog`) and what the prefix index says of each worker's
@@ -11,15 +11,17 @@ cache. The least cost wins. Cost is time as a share of the objective's, the requ
     cost = (TTFT + later) / ttft + (TPOT + now) / tpot + chance to miss the objective
 
     later   what this prompt's computation delays prompts that come after it (`speed.strain`), and what has to be computed again
-            because this prompt pushes it out of the cache (`predicting.Displacement`)
+            because this prompt pushes it out of the cache (`predicting.Displacement`); where caches are full, half of the
+            computing time besides: a hit is worth waiting for a little longer, and first tokens come no later by that
     now     for each sequence that decodes there: the stall by this prompt, a token, and one more neighbour
 
 Seconds before and after the first token are made comparable by the objective itself; there is nothing to tune. Equal costs:
-fewest requests in flight, then the random generator, or the first of equal workers would take every burst.
+fewest requests in flight, then the one of two random ones that had less to do of late.
 
 A start that nearly every request shares counts as held by everybody here (`common_tokens`), or it would tie traffic to the
 workers that are already warm. A prefix that a large share of requests has spreads by itself: when its workers' queues cost more
-than computing it again, the next request goes elsewhere, and from then on one more worker has it.
+than computing it again, the next request goes elsewhere, and from then on one more worker has it. It need not come to a queue: a
+worker that gets far more than its share of the prompts is relieved now and then of one that came twice in a row (`relief`).
 
 A request that may be split goes to a (prefill, decode) pair of one revision, since workers of different revisions cannot read
 each other's KV cache. Both sides are independent given the revision, so the best pair is made of the best of each side. A worker

@@ -16,8 +16,8 @@ from typing import Final
 from forebay_api.objective import Outcome
 from forebay_router.accounting import Record
 from forebay_router.choose import Choice
-from forebay_router.index.prefix_index import Dispatch, LookUp, PrefixIndex
 from forebay_router.fitting import work_of
+from forebay_router.index.prefix_index import Dispatch, LookUp, PrefixIndex
 from forebay_router.predicting import Prediction
 from forebay_router.speed import Speed
 

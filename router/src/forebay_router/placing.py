@@ -283,7 +283,7 @@ class Placing:
         lora = None
         if parsed.content.token_ids is not None and self.index.precise.ranks:
             lora = service.adapter_of(parsed.model)
-        return self.index.look_up(str(service.spec.key), parsed.content, lora=lora)
+        return self.index.look_up(str(service.spec.key), parsed.content, lora=lora, session=parsed.session)
 
     def _demand(self, service: Service, parsed: ParsedRequest, tried: frozenset[str], look_up: LookUp | None) -> Demand:
         splittable = parsed.endpoint.splittable and parsed.fields is not None

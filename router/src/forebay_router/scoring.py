@@ -25,7 +25,7 @@ _PREFILL: Final = Role.PREFILL
 def cheapest(candidates: Sequence[Candidate], demand: Demand, now_s: float, rng: Random) -> Candidate | None:
     """The candidate with the least cost, or None where none can take the request.
 
-    Of equal ones the one with the fewest requests in flight, then a random one.
+    Of equal ones the one with the fewest requests in flight, then that which had less to do of late of two random ones.
     """
     if len(candidates) == 1:
         only = candidates[0]
@@ -77,13 +77,12 @@ def _cheapest(  # noqa: C901, PLR0912, PLR0915  (every call in this loop is paid
                 to_compute = prompt - common
         elif 0 < common <= prompt:
             to_compute = prompt - common
-        work = to_compute * (1 + bend * (prompt + prompt - to_compute))
-        own_s = token_s * factor * work
+        work = to_compute * (1 + bend * (2 * prompt - to_compute))
+        own_s = work * token_s * factor
         backlog = load.backlog
         wait_s = 0.0
         if backlog.prompts:
-            tokens, prompts = backlog.left(token_s * factor, now_s, prompt_s * factor)
-            wait_s = (tokens * token_s + prompts * prompt_s) * factor
+            wait_s = backlog.wait_s(token_s * factor, now_s, prompt_s * factor)
         ttft_s = wait_s + base_s * factor + own_s
         if adapter is not None and adapter not in one.adapters:
             ttft_s += pool.adapter_s
@@ -170,8 +169,17 @@ def calmest(candidates: Sequence[Candidate], demand: Demand, rng: Random) -> Can
 
 
 def _calm(equal: Sequence[Candidate], rng: Random, now_s: float) -> Candidate | None:
-    """Of equal ones that which has had least to do of late, then a random one."""
-    return min(equal, key=lambda one: (one.load.requests, one.speed.busy.at(now_s), rng.random()), default=None)
+    """Of equal ones those with the fewest requests in flight; of two of these at random the one that had less to do of late."""
+    if not equal:
+        return None
+    fewest = min([one.load.requests for one in equal])
+    equal = [one for one in equal if one.load.requests == fewest]
+    count = len(equal)
+    if count == 1:
+        return equal[0]
+    at = int(rng.random() * count)
+    one, other = equal[at], equal[(at + 1 + int(rng.random() * (count - 1))) % count]
+    return one if one.speed.busy.at(now_s) <= other.speed.busy.at(now_s) else other
 
 
 def _fewest(equal: Sequence[Candidate], rng: Random) -> Candidate | None:

@@ -6,7 +6,7 @@ Workers of a pool are alike, so a pool has straight lines (`fitting`):
     seconds per output token   = base + slope x sequences in flight + second x prompt tokens computed there per token meanwhile
     seconds of a handover      = base + slope x prompt tokens
 
-Work is tokens, those deep in a prompt counting more (`fitting`): 100,000 take twice what a straight line through short prompts says.
+Work is tokens, those deep in a prompt counting more (`fitting`): 100,000 may take twice what a line through short prompts says.
 
 The tokens queued ahead count like its own. What each queued prompt costs besides its tokens differs between engines: next to
 nothing where several are computed in one step, a whole step where they are not. The same goes for what prompts do to the
@@ -28,7 +28,7 @@ from math import copysign, exp, log, sqrt
 from typing import Final, NamedTuple
 
 from forebay_api.objective import Objective
-from forebay_router.fitting import Bend, FIRST_SPREAD, MEMORY, OUTLIER, SEED_WEIGHT, SMALLEST_S, Line
+from forebay_router.fitting import FIRST_SPREAD, MEMORY, OUTLIER, SEED_WEIGHT, SMALLEST_S, Bend, Line
 
 _DEVIATIONS: Final = ((0.5, 0.674), (0.75, 1.15), (0.9, 1.645), (0.95, 1.96), (0.99, 2.576), (0.999, 3.29))
 """Target -> standard deviations that leave both times within their limits together that often."""
