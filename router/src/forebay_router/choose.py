@@ -172,9 +172,9 @@ def _alone(demand: Demand, snapshot: Snapshot, rng: Random, now_s: float, *, wit
     if chosen is None:
         return None
     relieved, copied = chosen, 0.0
-    if demand.cached and len(field) > 1:
+    if demand.start and demand.start == chosen.speed.last_start:
         chosen = relief(relieved, field, demand, now_s, rng)
-        copied = copied_by(chosen, relieved, demand)
+        copied = 0.0 if chosen is relieved else copied_by(chosen, relieved, demand)
     (prediction,) = sides = tuple(predict((chosen,), demand, now_s))
     reason = _reason(prediction, demand, alone=len(field) == 1)
     if demand.splittable and chosen.role is Role.DECODE:

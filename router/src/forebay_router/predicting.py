@@ -18,7 +18,7 @@ _NOTHING: Final[Mapping[str, int]] = MappingProxyType({})
 NOTHING_S: Final = 1e-3
 """A prompt that takes less delays nobody to speak of."""
 _DISPLACEMENT_MAX: Final = 4.0
-_AGAIN: Final = 0.5
+AGAIN: Final = 0.5
 """What computing a token costs besides where caches are full, as a share of its time: more hits, and first tokens no later."""
 LOADED_MAX: Final = 8
 """Adapters of a worker that are thought to be loaded."""
@@ -91,9 +91,7 @@ class Displacement(NamedTuple):
     def of(self, uid: str) -> float:
         """For one worker."""
         victim = self.victims.get(uid)
-        if victim is None:
-            return _AGAIN
-        return _AGAIN + min(_DISPLACEMENT_MAX, self.odds_by_age / max(1, self.now - victim))
+        return AGAIN if victim is None else AGAIN + min(_DISPLACEMENT_MAX, self.odds_by_age / max(1, self.now - victim))
 
 
 class Demand(NamedTuple):

@@ -79,10 +79,10 @@ def _cheapest(  # noqa: C901, PLR0912, PLR0915  (every call in this loop is paid
             to_compute = prompt - common
         work = to_compute * (1 + bend * (2 * prompt - to_compute))
         own_s = work * token_s * factor
-        backlog = load.backlog
         wait_s = 0.0
-        if backlog.prompts:
-            wait_s = backlog.wait_s(token_s * factor, now_s, prompt_s * factor)
+        if load.backlog.prompts:
+            tokens, prompts = load.backlog.left(token_s * factor, now_s, prompt_s * factor)
+            wait_s = (tokens * token_s + prompts * prompt_s) * factor
         ttft_s = wait_s + base_s * factor + own_s
         if adapter is not None and adapter not in one.adapters:
             ttft_s += pool.adapter_s
@@ -113,12 +113,12 @@ def _cheapest(  # noqa: C901, PLR0912, PLR0915  (every call in this loop is paid
 def relief(chosen: Candidate, candidates: Sequence[Candidate], demand: Demand, now_s: float, rng: Random) -> Candidate:
     """The chosen one; or, while it gets far more than its share of the prompts, another one that is to hold this one's, too.
 
-    This is how a hot prefix spreads before its worker has a queue. Hot is what is sent to it twice in a row. All copies of a pool
-    take at most `COPY_SHARE` of the time that its prompts take.
+    This is how a hot prefix spreads before its worker has a queue: asked for what was sent to it twice in a row. All
+    copies of a pool take at most `COPY_SHARE` of the time that its prompts take.
     """
     speed = chosen.speed
     held = demand.cached.get(chosen.uid, 0)
-    if held <= demand.common_tokens or demand.start != speed.last_start or not speed.overrun(now_s):
+    if held <= demand.common_tokens or not speed.overrun(now_s):
         return chosen
     pool = speed.pool
     fair = pool.prompts.at(now_s) / pool.workers
