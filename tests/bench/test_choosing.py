@@ -168,9 +168,10 @@ def test_whole_traces_beside_always_the_longest_match(name):
         for policy, runs in found.items()
     }
     ours, longest = means["forebay"], means["precise-prefix"]
+    shares = (f"{one[0] / bound.hit_share:.0%}" for one in (ours, longest))
     row = (
-        f"| {name} | {bound.hit_share:.1%} | {ours[0]:.1%} | {ours[0] / bound.hit_share:.0%} "
-        f"| {longest[0] / bound.hit_share:.0%} | {ours[1]:.2f} | {ours[2]:.3f}, {longest[2]:.3f} s | {ours[3]:.1%}, {longest[3]:.1%} |"
+        f"| {name} | {bound.hit_share:.1%} | {ours[0]:.1%} | {' | '.join(shares)} | {ours[1]:.2f} "
+        f"| {ours[2]:.3f}, {longest[2]:.3f} s | {ours[3]:.1%}, {longest[3]:.1%} |"
     )
     print(f"\n{row}", flush=True)
     keep(f"whole: {name}", row)
