@@ -227,10 +227,11 @@ def _size(sight: Sight, view: View, portion: Portion) -> Sized:
 
 def _need(sight: Sight, view: View, demand: Demand) -> Need:
     policy, counts = sight.policy, view.counts
+    coming = view.learnt.orders.coming(sight.now_s, policy.tuning.startup_s)
     to_work_off = backlog_ahead(
         demand,
         ready=counts.ready,
-        coming=view.learnt.orders.coming(sight.now_s, policy.tuning.startup_s),
+        coming=coming,
         good_rate_per_s=view.capacity.good_rate_per_s,
     )
     return need_of(
@@ -238,9 +239,23 @@ def _need(sight: Sight, view: View, demand: Demand) -> Need:
         demand,
         view.capacity,
         to_work_off=to_work_off,
+        running=_running_ahead(sight, view, demand),
         objective=policy.objective,
         tuning=policy.tuning,
     )
+
+
+def _running_ahead(sight: Sight, view: View, demand: Demand) -> float:
+    """What runs, as far as it asks for workers beside those ordered: overfull workers are what these were ordered for.
+
+    Once they have been there for a window, or do not come, whatever still runs counts.
+    """
+    tuning, learnt = sight.policy.tuning, view.learnt
+    coming = sum(count for _, count in learnt.orders.coming(sight.now_s, tuning.startup_s))
+    begun = sight.now_s - learnt.ready_changed_s < tuning.rate_window_s
+    if demand.rate_per_s is None or not (coming or begun):
+        return demand.running
+    return min(demand.running, (view.counts.ready + coming) * view.capacity.limit)
 
 
 def _remember(

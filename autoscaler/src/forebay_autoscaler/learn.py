@@ -49,6 +49,8 @@ NEARLY_FULL: Final = 0.8
 """Share of the limit that workers must carry for a met objective to prove that they could carry more."""
 OVERLOAD: Final = 1.05
 """Share of the limit beyond which a load is more than workers should carry."""
+OVERLOAD_DEVIATIONS: Final = 2.0
+"""Standard deviations on top of it, of what runs at the moment."""
 STEADY: Final = 0.1
 """Share by which what workers carry may differ from the window's mean to be steady."""
 SPEED_WEIGHT_MAX: Final = 0.5
@@ -207,7 +209,12 @@ def _is_overloaded(pool: PoolPolicy, learnt: Learnt, facts: Facts, evidence: Evi
     if asked > OVERLOAD * most:
         return True
     load = load_per_worker(pool.role, capacity.work_s, facts.counts, facts.signals)
-    return load is not None and load * ready > OVERLOAD * most
+    if load is not None and load * ready > OVERLOAD * most:
+        return True
+    # A step is seen in what runs now long before it is in the window's mean; more than chance, as it always varies.
+    chance = OVERLOAD_DEVIATIONS * math.sqrt(capacity.amplification * most)
+    running = facts.signals.running.known
+    return pool.role is not Role.PREFILL and running is not None and running > OVERLOAD * most + chance
 
 
 def _is_steady(role: Role, facts: Facts) -> bool:

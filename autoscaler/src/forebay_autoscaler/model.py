@@ -106,12 +106,13 @@ def need_of(
     capacity: Capacity,
     *,
     to_work_off: float,
+    running: float,
     objective: Objective,
     tuning: Tuning,
 ) -> Need:
     """Workers that a demand needs. Grows with every part of the demand; 0 only when there is none at all.
 
-    `to_work_off` is what of the backlog is left when a new worker could help.
+    `to_work_off` is what of the backlog is left when a new worker could help, `running` what of the requests in work counts.
     """
     work_s = capacity.work_s or 0.0
     rate_per_s = demand.rate_per_s or 0.0  # unknown: what is known may still ask for workers
@@ -121,7 +122,7 @@ def need_of(
     margin = _margin(role, offered, demand, capacity, objective=objective, tuning=tuning)
     margin_at_most = _margin(role, offered_at_most, demand, capacity, objective=objective, tuning=tuning)
     # Running requests hold their slots whatever the rate says: it may be unmeasured, or just have fallen.
-    in_work = 0.0 if role is Role.PREFILL else demand.running
+    in_work = 0.0 if role is Role.PREFILL else running
     each_s = capacity.work_s or _unmeasured_work_s(role, objective, tuning)
     backlog = to_work_off * each_s / max(tuning.drain_horizon_s, demand.lead_s / 2 if capacity.work_s else 0.0)
     some = 1 if planned > 0 or demand.backlog > 0 or demand.running > 0 else 0
