@@ -147,8 +147,8 @@ def _look(sight: Sight, pool: PoolPolicy, observed: PoolObservation, counts: Poo
         seed = expect(pool.worker, pool.role, state.mix, policy.objective, pool.concurrency_max)
     facts = Facts(counts, observed.signals, seed, sight.shares[pool.name], now_s)
     learnt = learn(pool, memory.learnt, facts, sight.evidence)
-    capacity = capacity_of(pool, learnt, policy.objective, seed)
-    expected_per_s = capacity_of(pool, Learnt(), policy.objective, seed).good_rate_per_s
+    capacity = capacity_of(pool, learnt, seed)
+    expected_per_s = capacity_of(pool, Learnt(), seed).good_rate_per_s
     return View(pool, observed, counts, replace(memory, learnt=learnt), learnt, capacity, foreign, expected_per_s)
 
 
@@ -236,10 +236,9 @@ def _need(sight: Sight, view: View, demand: Demand) -> Need:
     )
     return need_of(
         view.pool.role,
-        demand,
+        replace(demand, running=_running_ahead(sight, view, demand)),
         view.capacity,
         to_work_off=to_work_off,
-        running=_running_ahead(sight, view, demand),
         objective=policy.objective,
         tuning=policy.tuning,
     )
