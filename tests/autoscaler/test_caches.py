@@ -4,7 +4,7 @@ import pytest
 
 from forebay_api.conditions import ConditionStatus
 from forebay_autoscaler.caches import cache_index_healthy
-from forebay_autoscaler.prometheus import Sample
+from forebay_autoscaler.prometheus import sample_of
 from forebay_autoscaler.queries import Signal
 from forebay_autoscaler.signals import Signals
 
@@ -30,8 +30,8 @@ def test_the_worst_that_a_router_sees_is_told(workers, status, reason):
 
 
 def test_what_no_router_has_told_of_late_is_unknown():
-    states = [Sample({**LABELS, "state": name}, 1.0, 100.0) for name in ("precise", "lost")]
-    fresh, old = (Sample(LABELS, at_s, 100.0) for at_s in (95.0, 20.0))
+    states = [sample_of({**LABELS, "state": name}, 1.0, 100.0) for name in ("precise", "lost")]
+    fresh, old = (sample_of(LABELS, at_s, 100.0) for at_s in (95.0, 20.0))
     told = {Signal.CACHE_INDEX: states, Signal.ROUTER_SEEN: [fresh]}
     assert Signals(told, stale_after_s=60).caches_of(KEY) == {"precise": 1, "lost": 1}
     assert Signals({**told, Signal.ROUTER_SEEN: [old]}, stale_after_s=60).caches_of(KEY) is None

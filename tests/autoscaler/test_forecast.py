@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from forebay_autoscaler.demand import Demand, backlog_ahead
 from forebay_autoscaler.forecast import Forecast, Method, take
-from forebay_autoscaler.habits import burst_of, dispersion_of, echo_of
+from forebay_autoscaler.habits import burst_of, dispersion_of, echo_of, in_pairs
 from forebay_autoscaler.orders import Orders
 from forebay_autoscaler.past import LENGTH_MAX, Past
-from forebay_autoscaler.season import find_season
+from forebay_autoscaler.season import GRID, PERIOD_MIN, find_season
 from forebay_autoscaler.trend import line_of
 
 BIN_S, LEAD = 15.0, 8.0
@@ -78,19 +78,31 @@ def test_no_rhythm_is_found_in_chance():
     assert find_season(values, 0, 20 / BIN_S) is None
 
 
+@pytest.mark.parametrize("first", [1, 1000, 10**8 + 7])
+def test_a_rhythm_is_the_same_wherever_bins_are_counted_from(first):
+    turn = 2 * math.pi / (PERIOD_MIN * GRID**10)
+    values = [20 + 9 * math.sin(number * turn) + 3 * math.cos(2 * number * turn) for number in range(160)]
+    counted_from_zero, counted = find_season(values, 0, 1.0), find_season(values, first, 1.0)
+    assert counted is not None
+    assert counted_from_zero is not None
+    for number, value in enumerate(values):
+        assert counted.at(first + number) == pytest.approx(counted_from_zero.at(number), abs=1e-5)
+        assert counted.at(first + number) == pytest.approx(value, abs=0.01)
+
+
 def test_an_echo_knows_a_rise_after_the_first_one():
     values = [wave(number * BIN_S) for number in range(int(960 / BIN_S))]
-    found = echo_of(values[5:], int(LEAD), dispersion=1.0, bin_s=BIN_S)
+    found = echo_of(in_pairs(values[5:]), int(LEAD), dispersion=1.0, bin_s=BIN_S)
     assert found is None or found > 0
     again = [wave(number * BIN_S) for number in range(int(1020 / BIN_S))]
-    known = echo_of(again, int(LEAD), dispersion=1.0, bin_s=BIN_S)
+    known = echo_of(in_pairs(again), int(LEAD), dispersion=1.0, bin_s=BIN_S)
     assert known is not None
     assert known > 2 * again[-1]
 
 
 def test_one_step_among_quiet_minutes_is_no_habit():
-    assert burst_of([10.0] * 100 + [40.0] * 20 + [10.0] * 30, 4) == 0.0
-    assert burst_of([wave(number * BIN_S) for number in range(120)], 8) > 2
+    assert burst_of(in_pairs([10.0] * 100 + [40.0] * 20 + [10.0] * 30), 4) == 0.0
+    assert burst_of(in_pairs([wave(number * BIN_S) for number in range(120)]), 8) > 2
 
 
 def test_dispersion_is_one_for_poisson_and_more_for_bursts():

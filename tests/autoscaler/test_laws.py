@@ -154,11 +154,11 @@ def test_shares_of_a_role_sum_to_one(finished, wanted):
 def test_samples_within_a_bound_are_between_none_and_all(counts, bound):
     cumulative = [sum(counts[: n + 1]) for n in range(len(counts))]
     bounds = [*(float(2**n) for n in range(len(counts) - 1)), float("inf")]
-    total, within = count_within(zip(bounds, cumulative, strict=True), bound)
+    total, within = count_within(list(zip(bounds, cumulative, strict=True)), bound)
     assert total is not None
     assert within is not None
     assert 0 <= within <= total + 1e-9
-    _, more = count_within(zip(bounds, cumulative, strict=True), bound * 2)
+    _, more = count_within(list(zip(bounds, cumulative, strict=True)), bound * 2)
     assert more >= within - 1e-9
 
 

@@ -259,7 +259,7 @@ class Observer:
 class Actor:
     """Does nothing."""
 
-    async def act(self, decision, stored, *, caches) -> None:
+    async def act(self, decision, stored, *, routers) -> None:
         pass
 
     def forget(self, keys) -> None:

@@ -24,7 +24,7 @@ from forebay_autoscaler.objects import counts_of, foreign_writer
 from forebay_autoscaler.observation import PoolSignals, ServiceObservation, ServiceSignals, Writer
 from forebay_autoscaler.observe import Look, Subject
 from forebay_autoscaler.policy import Tuning, policy_of
-from forebay_autoscaler.prometheus import Prometheus, Sample
+from forebay_autoscaler.prometheus import Prometheus, Sample, sample_of
 from forebay_autoscaler.queries import Signal, build_queries
 from forebay_autoscaler.reading import DataState
 from forebay_autoscaler.seed import Mix, expect, mix_of
@@ -40,7 +40,7 @@ SERVICE = {"namespace": KEY[0], "model_service": KEY[1]}
 
 
 def sample(value: float, **labels: str) -> Sample:
-    return Sample({**SERVICE, **labels}, value, 1000.0)
+    return sample_of({**SERVICE, **labels}, value, 1000.0)
 
 
 def test_ages_are_differences_of_prometheus_own_clock():
@@ -62,7 +62,7 @@ def test_two_series_where_one_is_expected_are_unknown():
 
 
 def test_a_series_without_its_labels_belongs_to_nobody():
-    answers = {Signal.ROUTER_SEEN: [sample(999.0)], Signal.ARRIVED: [Sample({"namespace": KEY[0]}, 5.0, 1000.0)]}
+    answers = {Signal.ROUTER_SEEN: [sample(999.0)], Signal.ARRIVED: [sample_of({"namespace": KEY[0]}, 5.0, 1000.0)]}
     assert Signals(answers, stale_after_s=20).of_service(KEY, OBJECTIVE).arrived_per_s.known is None
 
 
@@ -267,7 +267,7 @@ async def test_a_replica_that_loses_the_lease_while_it_acts_stops_acting():
         leading = True
 
     class Actor:
-        async def act(self, decision, _stored, **_caches):
+        async def act(self, decision, _stored, **_routers):
             acted.append(decision.key[1])
             lease.leading = len(acted) < 2
 
@@ -340,7 +340,7 @@ async def test_a_service_that_cannot_be_decided_on_takes_no_other_with_it():
             return Look(tuple(subjects), {}, {})
 
     class Actor:
-        async def act(self, decision, _stored, **_caches):
+        async def act(self, decision, _stored, **_routers):
             acted.append(decision.key[1])
             if decision.key[1] == "a":
                 raise ValueError("a")

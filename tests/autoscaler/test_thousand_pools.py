@@ -1,4 +1,8 @@
-"""The size promise: a cycle over a thousand pools takes less than a second of CPU."""
+"""The size promise: a cycle over a thousand pools takes less than a second of CPU, and so does one in which all bins close.
+
+Seconds are those of a core that nobody else uses: a busy neighbour slows a core by up to a half, so each cycle is measured
+against a yardstick of like work, taken just before and after it.
+"""
 
 import gc
 import json
@@ -7,7 +11,7 @@ import random
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import repeat
 from typing import Any
 
@@ -96,10 +100,35 @@ def tuned_collector() -> Iterator[None]:
     gc.set_threshold(*before)
 
 
+@dataclass(frozen=True, slots=True)
+class Part:
+    name: str
+    rate: float
+    parts: tuple[float, ...]
+
+
+YARD = json.dumps([{"name": f"svc-{n}", "values": {str(b): n / (b + 1) for b in range(10)}} for n in range(5000)])
+YARD_S = 0.039
+"""CPU seconds of the yardstick on a Xeon's core at 2.x GHz that is otherwise idle."""
+
+
+def yardstick_s() -> float:
+    """What a cycle consists of: texts that are parsed, objects, numbers."""
+    started_s = time.process_time()
+    read = [(one["name"], sorted(one["values"].values())) for one in json.loads(YARD)]
+    parts = [Part(name, sum(values), tuple(values)) for name, values in read]
+    [replace(part, rate=max(0.0, part.rate * 1.1)) for part in parts for _ in range(4)]
+    return time.process_time() - started_s
+
+
 async def cpu_of_cycle(loop: Loop) -> float:
+    """Seconds of a core to itself."""
+    yards_s = [yardstick_s()]
     started_s = time.process_time()
     await loop.cycle()
-    return time.process_time() - started_s
+    took_s = time.process_time() - started_s
+    yards_s.append(yardstick_s())
+    return took_s / (sum(yards_s) / len(yards_s)) * YARD_S
 
 
 def loaded() -> RecordedPrometheus:
@@ -152,7 +181,7 @@ def waves(now_s: float) -> Forecast:
 
 
 @pytest.mark.usefixtures("tuned_collector")
-async def test_a_bin_that_closes_for_each_of_them_costs_no_more_than_a_cycle_and_a_half(cluster: FakeCluster):
+async def test_a_cycle_in_which_a_bin_closes_for_each_of_them_takes_less_than_a_second_of_cpu(cluster: FakeCluster):
     """Shapes are fitted, what followed before is looked up, some search for a rhythm: all in the same cycle, writes apart."""
     async with settled_loop(cluster) as loop:
         bin_s = bin_s_of(DEMO)
@@ -165,15 +194,16 @@ async def test_a_bin_that_closes_for_each_of_them_costs_no_more_than_a_cycle_and
         assert full.season is not None, "or the search for one costs nothing"
         loop._states = {identity: replace(state, forecast=full) for identity, state in loop._states.items()}
         times_s, searches = [], []
-        for number in range(1, 6):
-            loop.clock = repeat(now_s + 1.5 * number * bin_s).__next__  # one or two bins close
+        for number in range(1, 7):
+            loop.clock = repeat(now_s + number * bin_s).__next__
             before = loop._states
             times_s.append(await cpu_of_cycle(loop))
             cluster.settle()
             forecasts = [(before[identity].forecast, state.forecast) for identity, state in loop._states.items()]
-            assert all(new.past.fine.end > old.past.fine.end for old, new in forecasts)
+            closed = {new.past.fine.end - old.past.fine.end for old, new in forecasts}
+            assert closed == {1} or number == 1, (number, closed)  # the first one bridges the gap
             assert all(new.line.end == new.past.fine.end and new.line.fits for _, new in forecasts)
             searches.append(sum(new.searched > old.searched for old, new in forecasts))
-    assert all(0.5 < some * SEARCH_BINS / POOLS < 3 for some in searches[1:]), searches
-    assert min(times_s[1:]) < 2.5 * plain_s, (plain_s, times_s)
-    print(f"{POOLS} pools, a bin closes: {min(times_s[1:]):.3f} s of CPU, {plain_s:.3f} s without, {searches} searches")
+    assert all(0.5 < some * SEARCH_BINS / POOLS < 3 for some in searches[2:]), searches
+    assert min(times_s[2:]) < 1.0, (plain_s, times_s)
+    print(f"{POOLS} pools, a bin closes: {min(times_s[2:]):.3f} s of CPU, {plain_s:.3f} s without, {searches} searches")

@@ -129,9 +129,11 @@ def router_pod(name: str, address: str | None, port: int = 9090) -> dict:
 
 
 def test_a_router_is_asked_at_its_pods_address_and_the_port_named_metrics():
-    assert control_url(router_pod("r", "10.0.0.1", 9191)) == "http://10.0.0.1:9191/metrics"
-    assert control_url(router_pod("r", "fd00::1")) == "http://[fd00::1]:9090/metrics"
+    assert control_url(router_pod("r", "10.0.0.1", 9191)) == "http://10.0.0.1:9191"
+    assert control_url(router_pod("r", "fd00::1")) == "http://[fd00::1]:9090"
     assert control_url(router_pod("r", None)) is None
+    ended = router_pod("r", "10.0.0.1")
+    assert control_url({**ended, "status": {**ended["status"], "phase": "Failed"}}) is None
     assert control_url({"spec": {"containers": [{"name": "x"}]}, "status": {"podIP": "10.0.0.1"}}) is None
 
 
@@ -169,7 +171,7 @@ class World:
         ]
         return Look(tuple(subjects), {}, {})
 
-    async def act(self, decision, stored, *, caches) -> None:
+    async def act(self, decision, stored, *, routers) -> None:
         pass
 
     async def grow(self, decision, pool, _stored) -> bool:

@@ -15,6 +15,7 @@ from forebay_autoscaler.observation import Writer
 from forebay_autoscaler.reasons import explain, number
 from forebay_autoscaler.state import Action, ServiceState
 from forebay_autoscaler.status import (
+    NOTHING_SAID,
     build_status,
     differs,
     differs_beside_numbers,
@@ -196,7 +197,7 @@ def stored(**status) -> dict:
 
 
 def test_status_is_written_once_and_again_only_for_news():
-    made = build_status(decision(), stored(), failures=(), caches=None, now=NOW)
+    made = build_status(decision(), stored(), failures=(), routers=NOTHING_SAID, now=NOW)
     assert made["attainment"] == "99.3%"
     assert made["goodputPerSecond"] == "12.4"
     assert made["pools"] == [{"name": "mixed", "desired": 5, "reason": "3 → 5: because"}]
@@ -204,17 +205,19 @@ def test_status_is_written_once_and_again_only_for_news():
     ours = {**made, "pools": [{**made["pools"][0], "replicas": 3, "ready": 3}]}
     ready = {"type": "Ready", "status": "True"}
     kept = stored(**{**ours, "conditions": [ready, *reversed(made["conditions"])], "workers": "3/5"})
-    later = build_status(decision(), kept, failures=(), caches=None, now=datetime(2027, 1, 1, tzinfo=UTC))
+    later = build_status(decision(), kept, failures=(), routers=NOTHING_SAID, now=datetime(2027, 1, 1, tzinfo=UTC))
     assert not differs(later, own_part(kept))
-    busier = build_status(decision(goodput_per_s=13.0), kept, failures=(), caches=None, now=NOW)
+    busier = build_status(decision(goodput_per_s=13.0), kept, failures=(), routers=NOTHING_SAID, now=NOW)
     assert differs(busier, own_part(kept))
     assert not differs_beside_numbers(busier, own_part(kept))
-    held = build_status(decision(unknown=("arrivals",)), kept, failures=(), caches=None, now=NOW)
+    held = build_status(decision(unknown=("arrivals",)), kept, failures=(), routers=NOTHING_SAID, now=NOW)
     assert differs_beside_numbers(held, own_part(kept))
 
 
 def test_unknown_numbers_are_absent_from_status():
-    made = build_status(decision(attainment=None, goodput_per_s=None), stored(), failures=(), caches=None, now=NOW)
+    made = build_status(
+        decision(attainment=None, goodput_per_s=None), stored(), failures=(), routers=NOTHING_SAID, now=NOW
+    )
     assert not {"attainment", "goodputPerSecond"} & set(made)
 
 

@@ -37,6 +37,8 @@ def lease_rights(component: str) -> set[Right]:
         return {("", "pods", verb, "") for verb in ("list", "watch")}  # to find the other replicas
     own = {("coordination.k8s.io", "leases", verb, f"{RELEASE}-{component}") for verb in ("get", "update")}
     own |= {("coordination.k8s.io", "leases", "create", "")}
+    if component == "operator":
+        own |= {("coordination.k8s.io", "leases", "get", f"{RELEASE}-autoscaler")}  # to see whether it is there
     if component == "autoscaler":
         own |= {("", "configmaps", verb, f"{RELEASE}-autoscaler-state-0") for verb in ("get", "patch")}
         own |= {("", "configmaps", "create", ""), ("", "pods", "list", "")}

@@ -48,8 +48,10 @@ class FakeCluster:
     async def apply(self, resource: Resource, manifest: Manifest, *, manager: str = OPERATOR_MANAGER) -> Manifest:
         return self._apply(resource, manifest, manager=manager, part="")
 
-    async def apply_status(self, resource: Resource, manifest: Manifest) -> Manifest:
-        return self._apply(resource, manifest, manager=OPERATOR_MANAGER, part="status")
+    async def apply_status(
+        self, resource: Resource, manifest: Manifest, *, manager: str = OPERATOR_MANAGER
+    ) -> Manifest:
+        return self._apply(resource, manifest, manager=manager, part="status")
 
     async def patch(
         self, resource: Resource, namespace: str | None, name: str, patch: Manifest, *, subresource: str | None = None
@@ -213,7 +215,17 @@ def drop_unnamed(stored: Any, was: Any, now: Any, others: list[Any], key: str = 
         by = LIST_KEYS[key]
         named = {item[by] for item in [*(now or []), *(item for other in others for item in other)]}
         gone = {item[by] for item in was} - named
-        return [item for item in stored if item[by] not in gone]
+
+        def named_as(one: Any, items: list[Any]) -> Any:
+            return next((item for item in items if item[by] == one[by]), {})
+
+        return [
+            drop_unnamed(
+                item, named_as(item, was), named_as(item, now or []), [named_as(item, other) for other in others]
+            )
+            for item in stored
+            if item[by] not in gone
+        ]
     return stored
 
 

@@ -24,6 +24,7 @@ from forebay_operator.reconcile.draining import Drainer
 from forebay_operator.reconcile.model_service import ModelServiceReconciler
 from forebay_operator.reconcile.outcome import Result
 from forebay_operator.reconcile.reporting import Reporter
+from forebay_operator.reconcile.standing_in import StandIn
 from forebay_operator.reconcile.worker_pool import WorkerPoolReconciler
 from forebay_operator.resources import (
     ACCELERATOR_CLASS,
@@ -154,7 +155,9 @@ async def operator() -> AsyncIterator[Operator]:
             drain_grace_s=2.0,
             now=now,
         )
-        services = ModelServiceReconciler(cluster, applier, reporter, recorder, now)
+        services = ModelServiceReconciler(
+            cluster, applier, reporter, recorder, StandIn(cluster, recorder, None, now), now
+        )
         made = Operator(cluster, metrics, services, pools, loads=loads)
         yield made
 

@@ -63,7 +63,7 @@ MESH_PORT_NAME: Final = "mesh"
 MESH_PORT: Final = 9091
 """Where router replicas tell one another what they do."""
 
-# Condition types of a ModelService, in the order in which a person reads them. The autoscaler owns the last three.
+# Condition types of a ModelService, in the order in which a person reads them.
 ACCEPTED: Final = "Accepted"
 FITS: Final = "Fits"
 READY: Final = "Ready"
@@ -72,16 +72,10 @@ PROGRESSING: Final = "Progressing"
 METRICS_FRESH: Final = "MetricsFresh"
 SCALING_ACTIVE: Final = "ScalingActive"
 CACHE_INDEX_HEALTHY: Final = "CacheIndexHealthy"
-MODEL_SERVICE_CONDITIONS: Final = (
-    ACCEPTED,
-    FITS,
-    READY,
-    ROUTABLE,
-    PROGRESSING,
-    METRICS_FRESH,
-    SCALING_ACTIVE,
-    CACHE_INDEX_HEALTHY,
-)
+WORKERS_HEALTHY: Final = "WorkersHealthy"
+AUTOSCALER_CONDITIONS: Final = (METRICS_FRESH, SCALING_ACTIVE, CACHE_INDEX_HEALTHY, WORKERS_HEALTHY)
+"""Those that the autoscaler writes. What it has to say of routers is there because it is who asks them."""
+MODEL_SERVICE_CONDITIONS: Final = (ACCEPTED, FITS, READY, ROUTABLE, PROGRESSING, *AUTOSCALER_CONDITIONS)
 
 
 def worker_pool_name(model_service: str, pool: str) -> str:

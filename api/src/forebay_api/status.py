@@ -49,7 +49,7 @@ class ModelServiceStatus(Resource):
     observed_generation: int | None = None
     """metadata.generation that the operator last acted on."""
     conditions: list[StatusCondition] = Field(default=[], json_schema_extra=list_map("type"))
-    """Accepted, Fits, Ready, Routable, Progressing, MetricsFresh, ScalingActive, CacheIndexHealthy."""
+    """Accepted, Fits, Ready, Routable, Progressing, MetricsFresh, ScalingActive, CacheIndexHealthy, WorkersHealthy."""
     pools: list[PoolStatus] = Field(default=[], json_schema_extra=list_map("name"))
     """The pools, one by one."""
     workers: str | None = None

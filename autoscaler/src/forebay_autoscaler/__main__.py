@@ -129,7 +129,7 @@ async def wire(settings: Settings) -> AsyncIterator[tuple[Loop, Waker, Elector |
                 maps = ConfigMaps(api, namespace=settings.lease_namespace, name=settings.lease_name)
                 interval_s = settings.state_interval_s
                 loop.memory = Memory(maps, loop.metrics, parts=settings.state_maps, interval_s=interval_s)
-            routers = Routers(api, to_routers, namespace=settings.lease_namespace)
+            loop.routers = routers = Routers(api, to_routers, namespace=settings.lease_namespace)
             yield loop, Waker(loop, routers, settings.wake_interval_s), elector
         finally:
             await api.close()

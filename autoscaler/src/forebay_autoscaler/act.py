@@ -13,17 +13,25 @@ from forebay_api.modelservice import AutoscalingMode
 from forebay_api.names import worker_pool_name
 from forebay_autoscaler.cluster import Cluster
 from forebay_autoscaler.decision import Decision, PoolDecision
+from forebay_autoscaler.ejections import Ejections, known_from, notices_of_ejections, still_known
 from forebay_autoscaler.errors import ClusterError, ReplicasChangedError
 from forebay_autoscaler.events import Notice, build_event, notices_of, scaled
 from forebay_autoscaler.metrics import Metrics
 from forebay_autoscaler.observation import ServiceKey
-from forebay_autoscaler.status import build_status, differs, differs_beside_numbers, own_part
+from forebay_autoscaler.status import (
+    NOTHING_SAID,
+    RoutersWord,
+    build_status,
+    differs,
+    differs_beside_numbers,
+    own_part,
+)
 
 _log = logging.getLogger(__name__)
 
 
 class Actor:
-    """The hands of the autoscaler. It remembers only when it last wrote each status."""
+    """The hands of the autoscaler. It remembers only when it last wrote each status, and which ejections it told."""
 
     def __init__(
         self,
@@ -40,10 +48,10 @@ class Actor:
         self._numbers_interval_s = numbers_interval_s
         self._wall = wall
         self._status_written_s: dict[ServiceKey, float] = {}
+        self._ejected: dict[ServiceKey, frozenset[str]] = {}
+        """Workers whose ejection was told."""
 
-    async def act(
-        self, decision: Decision, stored: Mapping[str, Any], *, caches: Mapping[str, float] | None = None
-    ) -> None:
+    async def act(self, decision: Decision, stored: Mapping[str, Any], *, routers: RoutersWord = NOTHING_SAID) -> None:
         """Carry out one decision on the ModelService as it is stored. Failures are logged, counted and reported."""
         failures: list[str] = []
         for pool in decision.pools:
@@ -53,7 +61,8 @@ class Actor:
                 failure = await self._scale(decision, pool, stored)
                 if failure:
                     failures.append(failure)
-        wanted = build_status(decision, stored, failures=failures, caches=caches, now=self._wall())
+        wanted = build_status(decision, stored, failures=failures, routers=routers, now=self._wall())
+        await self._tell_ejections(decision.key, stored, routers.ejections)
         await self._write_status(decision, stored, wanted)
 
     async def grow(self, decision: Decision, pool: PoolDecision, stored: Mapping[str, Any]) -> bool:
@@ -63,6 +72,7 @@ class Actor:
     def forget(self, keys: set[ServiceKey]) -> None:
         """Keep memory of these model services only."""
         self._status_written_s = {key: at_s for key, at_s in self._status_written_s.items() if key in keys}
+        self._ejected = {key: names for key, names in self._ejected.items() if key in keys}
 
     async def _scale(self, decision: Decision, pool: PoolDecision, stored: Mapping[str, Any]) -> str | None:
         namespace, name = decision.key
@@ -100,9 +110,27 @@ class Actor:
                 "rejected": [f"{one.replicas}: {one.why}" for one in pool.rejected],
             },
         )
+        await self._send(notice, decision.key, stored)
+
+    async def _tell_ejections(self, key: ServiceKey, stored: Mapping[str, Any], ejections: Ejections | None) -> None:
+        """Events for workers that routers have begun to leave alone, or send requests to again."""
+        if ejections is None or not ejections.answered:
+            return
+        known = self._ejected.get(key)
+        if known is None:
+            known = known_from(stored, ejections)
+        for notice in notices_of_ejections(known, ejections):
+            level = logging.WARNING if notice.warning else logging.INFO
+            _log.log(
+                level, notice.message, extra={"event": notice.reason, "namespace": key[0], "model_service": key[1]}
+            )
+            await self._send(notice, key, stored)
+        self._ejected[key] = still_known(known, ejections)
+
+    async def _send(self, notice: Notice, key: ServiceKey, stored: Mapping[str, Any]) -> None:
         try:
             event = build_event(notice, stored, identity=self._identity, now=self._wall())
-            await self._cluster.create_event(namespace, event)
+            await self._cluster.create_event(key[0], event)
         except ClusterError as error:
             self._metrics.write_failures.labels("event").inc()
             _log.warning("Event not written: %s", error)

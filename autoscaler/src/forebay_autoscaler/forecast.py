@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final
 
-from forebay_autoscaler.habits import burst_of, dispersion_of, echo_of
+from forebay_autoscaler.habits import burst_of, dispersion_of, echo_of, in_pairs
 from forebay_autoscaler.past import COARSER, Past
 from forebay_autoscaler.season import Season, find_season
 from forebay_autoscaler.trend import LEVEL_BINS, NO_LINE, WINDOW_BINS, Line, line_of
@@ -172,13 +172,13 @@ def take(forecast: Forecast, past: Past, *, lead: float, bin_s: float, turn: int
     forecast = replace(forecast, past=past, dispersion=dispersion)
     if (end + turn) // SEARCH_BINS > (forecast.searched + turn) // SEARCH_BINS:
         forecast = _search(forecast, bin_s)
-    line = line_of(values, end, dispersion=dispersion, lead=lead, bin_s=bin_s)
+    line, rates = line_of(values, end, dispersion=dispersion, lead=lead, bin_s=bin_s), in_pairs(values)
     forecast = replace(
         forecast,
         line=line,
         offset=_offset(forecast, line),
-        echo=echo_of(values, whole, dispersion=dispersion, bin_s=bin_s),
-        burst=burst_of(values, whole),
+        echo=echo_of(rates, whole, dispersion=dispersion, bin_s=bin_s),
+        burst=burst_of(rates, whole),
     )
     target = end - 1 + min(PENDING_MAX, whole)
     kept = [one for one in forecast.pending[-PENDING_MAX:] if one[0] < target]  # leads may have become shorter

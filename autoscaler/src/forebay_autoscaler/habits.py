@@ -13,6 +13,7 @@ bins does not count as chance.
 import math
 from collections.abc import Sequence
 from itertools import pairwise
+from operator import sub
 from statistics import median
 from typing import Final
 
@@ -37,21 +38,25 @@ DISPERSION_BINS: Final = 40
 """Bins that it takes to tell chance from change."""
 
 
-def echo_of(values: Sequence[float], lead: int, *, dispersion: float, bin_s: float) -> float | None:
+def in_pairs(values: Sequence[float]) -> list[float]:
+    """The mean of each two neighbours: what echo and burst compare."""
+    return [(a + b) / 2 for a, b in pairwise(values)]
+
+
+def echo_of(rates: Sequence[float], lead: int, *, dispersion: float, bin_s: float) -> float | None:
     """Rate a lead from now, if what followed moments like this one follows again; None where there was none."""
     lead += ECHO_LATE
-    rates = [(a + b) / 2 for a, b in pairwise(values)]
     if len(rates) <= ECHO_BEFORE:
         return None
     here, before = rates[-1], rates[-1 - ECHO_BEFORE]
     near = ECHO_DEVIATIONS * math.sqrt(dispersion * max(here, 1.0 / bin_s) / bin_s)
     # Before the first bin it is taken to have been as in it.
-    earlier_rates = [*rates[:1] * ECHO_BEFORE, *rates]
-    moments = zip(earlier_rates, rates, rates[lead:], strict=False)
+    moments = zip([*[rates[0]] * ECHO_BEFORE, *rates], rates, rates[lead:], strict=False)
+    low, high = here - near - 1e-6, here + near + 1e-6  # most moments are out by one rate alone
     alike = [
         (distance, later - then)
         for earlier, then, later in moments
-        if (distance := abs(then - here) + abs(earlier - before)) <= near
+        if low <= then <= high and (distance := abs(then - here) + abs(earlier - before)) <= near
     ]
     if len(alike) < ECHO_MIN:
         return None
@@ -59,12 +64,11 @@ def echo_of(values: Sequence[float], lead: int, *, dispersion: float, bin_s: flo
     return max(0.0, here + median(gain for _, gain in alike[:ECHO_MOMENTS]))
 
 
-def burst_of(values: Sequence[float], lead: int) -> float:
+def burst_of(rates: Sequence[float], lead: int) -> float:
     """A share of a large rise within a lead; not beyond the most there was."""
-    if len(values) < BURST_BINS:
+    if len(rates) < BURST_BINS - 1:
         return 0.0
-    rates = [(a + b) / 2 for a, b in pairwise(values)]
-    rises = sorted(later - rate for rate, later in zip(rates, rates[lead:], strict=False))
+    rises: list[float] = sorted(map(sub, rates[lead:], rates))
     if not rises:
         return 0.0
     large = rises[min(len(rises) - 1, int(BURST_PERCENTILE * len(rises)))]

@@ -15,6 +15,7 @@ from typing import Final, Protocol
 from forebay_autoscaler.act import Actor
 from forebay_autoscaler.clock import EpochClock
 from forebay_autoscaler.decide import decide
+from forebay_autoscaler.ejections import Answers
 from forebay_autoscaler.errors import AutoscalerError
 from forebay_autoscaler.history import History, Record
 from forebay_autoscaler.memory import Memory
@@ -24,6 +25,7 @@ from forebay_autoscaler.observe import Look, Observer, Subject
 from forebay_autoscaler.policy import ServicePolicy
 from forebay_autoscaler.reading import read
 from forebay_autoscaler.state import ServiceState
+from forebay_autoscaler.status import RoutersWord
 from forebay_autoscaler.waking import observation_to_wake, roused, sleepers
 
 _log = logging.getLogger(__name__)
@@ -49,6 +51,14 @@ class Alone:
     leading: bool = True
 
 
+class Guards(Protocol):
+    """The routers, as those who leave workers alone."""
+
+    async def ejected(self) -> Answers:
+        """Whom they leave alone; AutoscalerError."""
+        ...
+
+
 @dataclass(slots=True)
 class Loop:
     """One replica's work."""
@@ -59,6 +69,8 @@ class Loop:
     metrics: Metrics
     history: History
     interval_s: float
+    routers: Guards | None = None
+    """Who is asked for workers that are left alone; None where nobody is."""
     memory: Memory | None = None
     """Outlives the process; None when nothing is saved."""
     clock: Callable[[], float] = field(default_factory=EpochClock)
@@ -94,7 +106,12 @@ class Loop:
         if self.memory is not None:
             await self.memory.recall()
         looked_s = self.clock()
-        look = await self.observer.look()
+        asking = asyncio.create_task(self._ask_routers())
+        try:
+            look = await self.observer.look()
+            said = await asking
+        finally:
+            asking.cancel()
         self._woken = {identity: woken for identity, woken in self._woken.items() if woken[0] >= looked_s}
         now_s, now = self.clock(), datetime.now(UTC)
         self._report(look)
@@ -106,7 +123,7 @@ class Loop:
         for record, subject in decided:
             if not self.leadership.leading:
                 break
-            await self._act(record, subject)
+            await self._act(record, subject, said)
         self.actor.forget({record.decision.key for record in records})
         self.cycled_s = self.clock()
         if self.memory is not None and self.leadership.leading:
@@ -166,10 +183,21 @@ class Loop:
     def _policies(self) -> tuple[ServicePolicy, ...]:
         return tuple(subject.policy for subject in self._subjects)
 
-    async def _act(self, record: Record, subject: Subject) -> None:
-        """Act on one service. What fails here is this service's alone."""
+    async def _ask_routers(self) -> Answers | None:
+        """Whom routers leave alone; None where they cannot be asked, or this replica would not tell."""
+        if self.routers is None or not self.leadership.leading:
+            return None
         try:
-            await self.actor.act(record.decision, subject.stored, caches=subject.caches)
+            return await self.routers.ejected()
+        except AutoscalerError as error:
+            _log.warning("routers cannot be asked for workers that they leave alone: %s", error)
+            return None
+
+    async def _act(self, record: Record, subject: Subject, said: Answers | None) -> None:
+        """Act on one service. What fails here is this service's alone."""
+        word = RoutersWord(subject.caches, said.of(record.decision.key) if said is not None else None)
+        try:
+            await self.actor.act(record.decision, subject.stored, routers=word)
         except Exception:  # noqa: BLE001 one service's boundary: counted and logged, the others go on
             self.metrics.service_failures.inc()
             _log.exception("acting on %s/%s failed", *record.decision.key)

@@ -21,6 +21,30 @@ _POOL = (*_SERVICE, "pool")
 CYCLE_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
 
+class Told:
+    """A gauge that has the series of one cycle. Those that the next one has as well are kept: making them costs most."""
+
+    def __init__(self, gauge: Gauge) -> None:
+        self._gauge = gauge
+        self._series: dict[tuple[str, ...], Gauge] = {}
+        self._told: set[tuple[str, ...]] = set()
+
+    def set(self, labels: tuple[str, ...], value: float) -> None:
+        """Tell one series."""
+        series = self._series.get(labels)
+        if series is None:
+            series = self._series[labels] = self._gauge.labels(*labels)
+        series.set(value)
+        self._told.add(labels)
+
+    def end(self) -> None:
+        """Drop the series that this cycle has not told."""
+        for gone in self._series.keys() - self._told:
+            del self._series[gone]
+            self._gauge.remove(*gone)
+        self._told.clear()
+
+
 class Metrics:
     """All families. Series of decisions exist on the leader only, so that two replicas never disagree in a query."""
 
@@ -84,10 +108,11 @@ class Metrics:
             _POOL,
             registry=self.registry,
         )
+        self._told = [Told(family) for family in (self.desired, self.needed, self.good_rate, self.inputs_unknown)]
         self._add_memory()
         self._add_waking()
-        self._pools: set[tuple[str, str, str]] = set()
-        """Those that have counters."""
+        self._pools: dict[tuple[str, str, str], dict[Action, Counter]] = {}
+        """Counters of decisions of those that have some."""
         self._begin_at_zero()
 
     def _begin_at_zero(self) -> None:
@@ -123,33 +148,37 @@ class Metrics:
     def record(self, decisions: Iterable[Decision], *, leading: bool, now_s: float) -> None:
         """Make the series of decisions those of the given ones, and no others."""
         self.leader.set(1 if leading else 0)
-        for family in (self.desired, self.needed, self.good_rate, self.inputs_unknown):
-            family.clear()
+        decisions = tuple(decisions) if leading else ()
+        for decision in decisions:
+            self._record_one(decision)
+        for told in self._told:
+            told.end()
         if not leading:
             return
         self.last_decision.set(now_s)
-        decisions = tuple(decisions)
-        for decision in decisions:
-            self._record_one(decision)
         self._forget_all_but({(*decision.key, pool.name) for decision in decisions for pool in decision.pools})
 
     def _forget_all_but(self, pools: set[tuple[str, str, str]]) -> None:
         """Drop the counters of pools that are gone, or they would add up for as long as the process lives."""
-        for gone in self._pools - pools:
+        for gone in self._pools.keys() - pools:
+            del self._pools[gone]
             self.foreign_writes.remove(*gone)
             for action in Action:
                 self.decisions.remove(*gone, action.value)
-        self._pools = pools
 
     def _record_one(self, decision: Decision) -> None:
-        self.inputs_unknown.labels(*decision.key).set(len(decision.unknown))
+        desired, needed, good_rate, inputs_unknown = self._told
+        inputs_unknown.set(decision.key, len(decision.unknown))
         for pool in decision.pools:
             labels = (*decision.key, pool.name)
-            self.desired.labels(*labels).set(pool.desired)
+            desired.set(labels, pool.desired)
             if pool.need is not None:
-                self.needed.labels(*labels).set(pool.need.with_backlog)
+                needed.set(labels, pool.need.with_backlog)
             if pool.capacity.good_rate_per_s is not None:
-                self.good_rate.labels(*labels).set(pool.capacity.good_rate_per_s)
-            for action in Action:
-                self.decisions.labels(*labels, action.value).inc(1 if action is pool.action else 0)
-            self.foreign_writes.labels(*labels).inc(1 if pool.foreign else 0)
+                good_rate.set(labels, pool.capacity.good_rate_per_s)
+            if labels not in self._pools:
+                self._pools[labels] = {action: self.decisions.labels(*labels, action.value) for action in Action}
+                self.foreign_writes.labels(*labels)
+            self._pools[labels][pool.action].inc()
+            if pool.foreign:
+                self.foreign_writes.labels(*labels).inc()

@@ -7,20 +7,47 @@ comes back as no samples, never as zeros. A string that is no number ("abc") bec
 
 import math
 from collections.abc import Mapping
-from typing import Any, NamedTuple
 
 import httpx
+import msgspec
 
 from forebay_autoscaler.errors import PrometheusError
 
 
-class Sample(NamedTuple):
-    """One element of an instant vector; a tuple, since a cycle over a thousand pools makes a hundred thousand."""
+class Sample(msgspec.Struct, frozen=True, gc=False, rename={"labels": "metric", "point": "value"}):
+    """One element of an instant vector, as it is in an answer: a cycle over a thousand pools reads seventy thousand."""
 
     labels: Mapping[str, str]
-    value: float
-    evaluated_s: float
-    """When Prometheus evaluated the query, its seconds since 1970."""
+    point: tuple[float, float | str]
+    """When Prometheus evaluated the query, its seconds since 1970, and the value."""
+
+    @property
+    def value(self) -> float:
+        """NaN when it is no number."""
+        try:
+            return float(self.point[1])
+        except ValueError:
+            return math.nan
+
+    @property
+    def evaluated_s(self) -> float:
+        """When Prometheus evaluated the query, its seconds since 1970."""
+        return self.point[0]
+
+
+class _Vector(msgspec.Struct):
+    result: list[Sample]
+
+
+class _Success(msgspec.Struct, tag_field="status", tag="success"):
+    data: _Vector
+
+
+class _Refusal(msgspec.Struct, tag_field="status", tag="error"):
+    error: str = "no reason given"
+
+
+_answers = msgspec.json.Decoder(_Success | _Refusal)
 
 
 class Prometheus:
@@ -42,24 +69,16 @@ class Prometheus:
         except (httpx.HTTPError, OSError) as error:  # OSError: a token file that cannot be read
             raise PrometheusError(self._url, f"{type(error).__name__}: {error}") from error
         try:
-            body = response.json()
-            if response.status_code != httpx.codes.OK or body["status"] != "success":
-                raise PrometheusError(
-                    self._url, f"status {response.status_code}: {body.get('error', 'no reason given')}"
-                )
-            return [_sample(one) for one in body["data"]["result"]]
-        except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+            answer = _answers.decode(response.content)
+        except ValueError as error:  # what msgspec raises is one
             why = f"status {response.status_code}, and the answer is not Prometheus': {response.text[:200]!r}"
             raise PrometheusError(self._url, why) from error
+        if isinstance(answer, _Refusal) or response.status_code != httpx.codes.OK:
+            why = answer.error if isinstance(answer, _Refusal) else "no reason given"
+            raise PrometheusError(self._url, f"status {response.status_code}: {why}")
+        return answer.data.result
 
 
-def _sample(raw: Mapping[str, Any]) -> Sample:
-    evaluated, value = raw["value"]
-    return Sample(raw["metric"], _number(value), float(evaluated))
-
-
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        return math.nan
+def sample_of(labels: Mapping[str, str], value: float, evaluated_s: float) -> Sample:
+    """A sample that no answer brought."""
+    return Sample(labels, (evaluated_s, value))

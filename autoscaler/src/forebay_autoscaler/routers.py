@@ -1,14 +1,16 @@
-"""How many requests the routers hold, asked of each of them: the control port's /metrics of every router pod.
+"""What the routers say themselves, each asked on its control port: how many requests they hold, whom they leave alone.
 
-This is the way around Prometheus, which may be away just when a request comes for a pool that sleeps. Router pods are found by
+Requests held are asked for on the way around Prometheus, which may be away just when a request comes for a pool that sleeps, and
+workers that are left alone because metrics do not name them. Router pods are found by
 their labels in the namespace of the release, anew each time, since a list of a few pods from the API server's cache is cheap and
-is asked for only while a pool sleeps. A router that does not answer holds requests that nobody sees; the others count.
+is asked for by the leader alone. A router that does not answer holds requests that nobody sees; the others count.
 """
 
 import asyncio
 import logging
 import math
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Any, Final
 
 import httpx
@@ -16,12 +18,14 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from forebay_api.names import APPLICATION, COMPONENT_LABEL, METRICS_PORT_NAME, NAME_LABEL
 from forebay_autoscaler.cluster import Api
+from forebay_autoscaler.ejections import Answers, read_answer
 from forebay_autoscaler.observation import ServiceKey
 
 _log = logging.getLogger(__name__)
 
 ROUTER_COMPONENT: Final = "router"
 PENDING: Final = "forebay_router_requests_pending"
+ENDED: Final = ("Succeeded", "Failed")
 ROUTERS_MAX: Final = 100
 """Routers asked at most."""
 
@@ -36,34 +40,48 @@ class Routers:
 
     async def held(self) -> dict[ServiceKey, float]:
         """Requests that wait in routers for a worker, by model service; ClusterError when routers cannot be found."""
-        selector = f"{NAME_LABEL}={APPLICATION},{COMPONENT_LABEL}={ROUTER_COMPONENT}"
-        listed = await self._api.call("GET", self._path, query={"labelSelector": selector, "resourceVersion": "0"})
-        urls = [url for pod in listed.get("items") or () if (url := control_url(pod)) is not None]
-        texts = await asyncio.gather(*(self._read(url) for url in urls[:ROUTERS_MAX]))
         held: dict[ServiceKey, float] = {}
-        for text in texts:
-            for key, number in pending_in(text):
+        for content in await self._ask_all("/metrics"):
+            for key, number in pending_in((content or b"").decode(errors="replace")):
                 held[key] = held.get(key, 0.0) + number
         return held
 
-    async def _read(self, url: str) -> str:
+    async def ejected(self) -> Answers:
+        """Workers that routers leave alone; ClusterError when routers cannot be found."""
+        contents = await self._ask_all("/ejected")
+        answers = []
+        for content in contents:
+            if content is not None:
+                with suppress(ValueError):  # a router of an older release, or something else on its port
+                    answers.append(read_answer(content))
+        return Answers(len(contents), answers)
+
+    async def _ask_all(self, path: str) -> list[bytes | None]:
+        """The answer of each router; None of one that gives none."""
+        selector = f"{NAME_LABEL}={APPLICATION},{COMPONENT_LABEL}={ROUTER_COMPONENT}"
+        listed = await self._api.call("GET", self._path, query={"labelSelector": selector, "resourceVersion": "0"})
+        urls = [url for pod in listed.get("items") or () if (url := control_url(pod)) is not None]
+        return await asyncio.gather(*(self._read(url + path) for url in urls[:ROUTERS_MAX]))
+
+    async def _read(self, url: str) -> bytes | None:
         try:
             response = await self._http.get(url)
         except (httpx.HTTPError, OSError) as error:
             _log.debug("router %s does not answer: %s", url, error)
-            return ""
-        return response.text if response.status_code == httpx.codes.OK else ""
+            return None
+        return response.content if response.status_code == httpx.codes.OK else None
 
 
 def control_url(pod: Mapping[str, Any]) -> str | None:
-    """Where a router pod shows its metrics; None while it has no address or no such port."""
-    address = (pod.get("status") or {}).get("podIP")
+    """The control port of a router pod; None while it has no address or no such port, and when it has ended."""
+    status = pod.get("status") or {}
+    address = status.get("podIP")
     ports = [port for container in pod["spec"]["containers"] for port in container.get("ports") or ()]
     number = next((port["containerPort"] for port in ports if port.get("name") == METRICS_PORT_NAME), None)
-    if not address or number is None:
+    if not address or number is None or status.get("phase") in ENDED:
         return None
     host = f"[{address}]" if ":" in address else address
-    return f"http://{host}:{number}/metrics"
+    return f"http://{host}:{number}"
 
 
 def pending_in(text: str) -> Iterator[tuple[ServiceKey, float]]:

@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate, repeat
-from operator import mul
-from typing import Final
+from operator import itemgetter, mul
+from typing import Final, NamedTuple
 
 HARMONICS: Final = 2
 BINS_MIN: Final = 32
@@ -71,12 +71,14 @@ def find_season(values: Sequence[float], first: int, noise: float) -> Season | N
     if best is None:
         return None
     tried = [best * GRID**step for step in STEPS]
-    fits = [fit for one in tried if one <= longest and (fit := _fit(values, first, one)) is not None]
+    fits = [fit for one in tried if one <= longest and (fit := _fit(values, one)) is not None]
     if not fits:
         return None
-    unexplained, season = min(fits, key=lambda one: one[0])
+    unexplained, period, coefficients = min(fits, key=itemgetter(0))
     explained = 1.0 - max(0.0, unexplained / count - noise) / (variance - noise)
-    return season if explained >= STRENGTH_MIN else None
+    if explained < STRENGTH_MIN:
+        return None
+    return Season(period, _counted_from(first, period, coefficients))
 
 
 def _strongest(values: Sequence[float], longest: float) -> float | None:
@@ -96,27 +98,61 @@ def _turns(count: int, period: float) -> tuple[complex, ...]:
     return tuple(accumulate(repeat(turn, count - 1), mul, initial=1 + 0j))
 
 
-def _fit(values: Sequence[float], first: int, period: float) -> tuple[float, Season] | None:
-    """Least squares by the normal equations, with the sum of squares that is left; None when they have no stable solution."""
-    columns = _columns(len(values), first, period)
-    half = [[sum(map(mul, one, other)) for other in columns[: number + 1]] for number, one in enumerate(columns)]
-    left = [[half[max(i, j)][min(i, j)] for j in range(len(columns))] for i in range(len(columns))]
-    for number, row in enumerate(left):
-        row[number] += 1e-6 * len(values)
-    solved = _solve(left, [sum(map(mul, column, values)) for column in columns])
-    if solved is None:
+def _fit(values: Sequence[float], period: float) -> tuple[float, float, list[float]] | None:
+    """Least squares: the sum of squares that is left, the period, and what solves the normal equations, if that is stable.
+
+    Bins are counted from the first here: so the equations are the same for each series of a length, and solved once.
+    """
+    equations = _equations(len(values), period)
+    if equations is None:
         return None
-    rest = list(values)
-    for coefficient, column in zip(solved, columns, strict=True):
-        rest = [value - coefficient * x for value, x in zip(rest, column, strict=True)]
-    return sum(map(mul, rest, rest)), Season(period, tuple(solved))
+    right = [sum(map(mul, column, values)) for column in equations.columns]
+    solved = [sum(map(mul, row, right)) for row in equations.inverse]
+    of_fit = sum(one * sum(map(mul, row, solved)) for one, row in zip(solved, equations.products, strict=True))
+    return sum(map(mul, values, values)) - 2 * sum(map(mul, solved, right)) + of_fit, period, solved
 
 
-def _columns(count: int, first: int, period: float) -> list[list[float]]:
+def _counted_from(first: int, period: float, coefficients: Sequence[float]) -> tuple[float, ...]:
+    """The coefficients when the bin that they count as 0 is bin `first`."""
+    counted = [coefficients[0]]
+    turn = cmath.rect(1.0, 2 * math.pi * math.fmod(first, period) / period)
+    power = turn
+    for number in range(1, len(coefficients), 2):
+        turned = complex(coefficients[number], coefficients[number + 1]) * power
+        counted += [turned.real, turned.imag]
+        power *= turn
+    return tuple(counted)
+
+
+class _Equations(NamedTuple):
+    """The normal equations of a length and a period."""
+
+    columns: list[list[float]]
     """What a0, a1, b1, a2, b2, ... are multiplied by in each bin."""
-    turn = cmath.rect(1.0, 2 * math.pi / period)
-    places = list(accumulate(repeat(turn, count - 1), mul, initial=cmath.rect(1.0, 2 * math.pi * first / period)))
-    columns, powers = [[1.0] * count], places
+    products: list[list[float]]
+    """Of each column with each."""
+    inverse: list[list[float]]
+
+
+@lru_cache(maxsize=SERIES_MAX)
+def _equations(count: int, period: float) -> _Equations | None:
+    """None when they have no stable solution."""
+    columns = _columns(count, period)
+    products = [[sum(map(mul, one, other)) for other in columns] for one in columns]
+    size = len(columns)
+    inverse = []
+    for number in range(size):
+        left = [[one + 1e-6 * count * (i == j) for j, one in enumerate(row)] for i, row in enumerate(products)]
+        solved = _solve(left, [float(i == number) for i in range(size)])
+        if solved is None:
+            return None
+        inverse.append(solved)  # symmetric: a column is a row
+    return _Equations(columns, products, inverse)
+
+
+def _columns(count: int, period: float) -> list[list[float]]:
+    places = _turns(count, period)
+    columns, powers = [[1.0] * count], list(places)
     for _ in range(HARMONICS):
         columns += [[power.real for power in powers], [power.imag for power in powers]]
         powers = list(map(mul, powers, places))

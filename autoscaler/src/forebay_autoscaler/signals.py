@@ -100,11 +100,9 @@ class Signals:
 
     def _within(self, signal: Signal, key: ServiceKey, bound: float, age_s: float | None) -> tuple[Reading, Reading]:
         """Samples a second of a histogram, and those at most `bound`."""
-        buckets = [
-            (_bucket_bound(sample.labels.get("le", "")), sample.value)
-            for sample in self._by_service[signal].get(key, ())
-        ]
-        total, within = count_within(buckets, bound)
+        samples = self._by_service[signal].get(key, ())
+        order = _ascending(tuple(sample.labels.get("le", "") for sample in samples))
+        total, within = count_within([(high, samples[place].value) for high, place in order], bound)
         return (
             read(total, age_s=age_s, stale_after_s=self._stale_after_s),
             read(within, age_s=age_s, stale_after_s=self._stale_after_s),
@@ -123,14 +121,19 @@ _POOL_SIGNALS = (
 )  # fmt: skip
 
 
-def count_within(buckets: Iterable[tuple[float, float]], bound: float) -> tuple[float | None, float | None]:
-    """All samples of a cumulative histogram and those at most `bound`, interpolated within a bucket.
+@lru_cache(maxsize=1024)
+def _ascending(bounds: tuple[str, ...]) -> list[tuple[float, int]]:
+    """Bounds of buckets in ascending order, each with its place in the answer: the same for most services."""
+    return sorted((_bucket_bound(text), place) for place, text in enumerate(bounds))
+
+
+def count_within(ordered: Sequence[tuple[float, float]], bound: float) -> tuple[float | None, float | None]:
+    """All samples of a cumulative histogram and those at most `bound`, interpolated within a bucket; buckets ascend.
 
     Samples above the highest finite bound are above any `bound`: how far is not known, and they are not assumed to be fast.
     (None, None) when there is no usable histogram.
     """
-    ordered = sorted(buckets)
-    if not ordered or ordered[-1][0] != math.inf or any(not math.isfinite(count) for _, count in ordered):
+    if not ordered or ordered[-1][0] != math.inf or not all(math.isfinite(count) for _, count in ordered):
         return None, None
     total = ordered[-1][1]
     low, below = 0.0, 0.0
@@ -144,7 +147,6 @@ def count_within(buckets: Iterable[tuple[float, float]], bound: float) -> tuple[
     return total, below
 
 
-@lru_cache(maxsize=1024)
 def _bucket_bound(text: str) -> float:
     try:
         return float(text)
@@ -154,11 +156,13 @@ def _bucket_bound(text: str) -> float:
 
 def _index(samples: Iterable[Sample], labels: Sequence[str]) -> dict[Key, list[Sample]]:
     """Samples by these labels; those that lack one belong to nobody."""
-    key_of, needed = itemgetter(*labels), set(labels)
+    key_of = itemgetter(*labels)
     indexed: defaultdict[Key, list[Sample]] = defaultdict(list)
     for sample in samples:
-        if sample.labels.keys() >= needed:
+        try:
             indexed[key_of(sample.labels)].append(sample)
+        except KeyError:
+            continue
     return indexed
 
 

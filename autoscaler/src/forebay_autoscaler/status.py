@@ -1,23 +1,25 @@
 """What a ModelService's status says of its scaling. Pure: decision in, our part of the status out.
 
-Three conditions (MetricsFresh, ScalingActive, CacheIndexHealthy), attainment and goodput, and for each pool what is desired and
-why. The part is computed whole from the decision and the stored status, and written only when it differs from what is stored;
+Four conditions (MetricsFresh, ScalingActive, CacheIndexHealthy, WorkersHealthy), attainment and goodput, and for each pool what
+is desired and why. The part is computed whole from the decision and the stored status, and written only when it differs from
+what is stored;
 numbers that move all the time are rounded, and alone are no reason to write more often than `numbers_interval_s`.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
 from forebay_api.conditions import Condition, ConditionStatus, merge_conditions
 from forebay_api.modelservice import AutoscalingMode
-from forebay_api.names import CACHE_INDEX_HEALTHY, METRICS_FRESH, SCALING_ACTIVE
+from forebay_api.names import AUTOSCALER_CONDITIONS, METRICS_FRESH, SCALING_ACTIVE
 from forebay_autoscaler.caches import cache_index_healthy
 from forebay_autoscaler.constraints import Constraint
 from forebay_autoscaler.decision import Decision
+from forebay_autoscaler.ejections import Ejections, workers_healthy
 from forebay_autoscaler.state import Action
 
-OWN_CONDITIONS: Final = (METRICS_FRESH, SCALING_ACTIVE, CACHE_INDEX_HEALTHY)
 _NUMBERS: Final = ("attainment", "goodputPerSecond")
 
 NO_POOL: Final = "no WorkerPool of this service exists: nothing is measured and nothing is scaled"
@@ -32,21 +34,38 @@ SOURCES: Final = {
 """The series behind each input, so that a message names what to look for."""
 
 
+@dataclass(frozen=True, slots=True)
+class RoutersWord:
+    """What routers say of one model service."""
+
+    caches: Mapping[str, float] | None = None
+    """Workers by how routers know their caches; None when no router tells."""
+    ejections: Ejections | None = None
+    """Workers that are left alone; None when routers could not be asked."""
+
+
+NOTHING_SAID: Final = RoutersWord()
+
+
 def build_status(
     decision: Decision,
     stored: Mapping[str, Any],
     *,
     failures: Sequence[str],
-    caches: Mapping[str, float] | None,
+    routers: RoutersWord,
     now: datetime,
 ) -> dict[str, Any]:
     """Our part of the status.
 
-    `failures` are writes of the number of workers that did not succeed, as sentences; `caches` are workers by how routers know
-    their caches.
+    `failures` are writes of the number of workers that did not succeed, as sentences.
     """
     previous = stored.get("status") or {}
-    conditions = [metrics_fresh(decision), scaling_active(decision, failures), cache_index_healthy(caches)]
+    conditions = [
+        metrics_fresh(decision),
+        scaling_active(decision, failures),
+        cache_index_healthy(routers.caches),
+        workers_healthy(routers.ejections),
+    ]
     generation = int(stored["metadata"].get("generation") or 0)
     status: dict[str, Any] = {
         "conditions": merge_conditions(previous.get("conditions") or (), conditions, generation=generation, now=now)
@@ -67,7 +86,7 @@ def own_part(stored: Mapping[str, Any]) -> dict[str, Any]:
     status = stored.get("status") or {}
     part: dict[str, Any] = {name: status[name] for name in _NUMBERS if name in status}
     by_type = {one.get("type"): one for one in status.get("conditions") or ()}
-    part["conditions"] = [by_type[name] for name in OWN_CONDITIONS if name in by_type]
+    part["conditions"] = [by_type[name] for name in AUTOSCALER_CONDITIONS if name in by_type]
     pools = [
         {"name": pool["name"], "desired": pool["desired"], "reason": pool.get("reason", "")}
         for pool in status.get("pools") or ()

@@ -108,21 +108,43 @@ def _fits(values: Sequence[float], dispersion: float, bin_s: float) -> list[Fit]
     """Every shape with its weight; those that hardly count are left out."""
     count = len(values)
     bins = _weighed(values, [bin_s / (dispersion * max(rate, 1.0 / bin_s)) for rate in _smoothed(values)])
-    penalty, found = math.log(count) / 2, []
-    for candidate in _family(count):
-        base, factor, chi2, numbers = _least_squares(bins, candidate)
-        found.append((candidate.log_prior - chi2 / 2 - numbers * penalty, candidate, base, factor))
-    most = max(one[0] for one in found)
-    kept = [
-        (math.exp(score - most), candidate, base, factor)
-        for score, candidate, base, factor in found
-        if score - most > LOG_LEAST
-    ]
-    total = math.fsum(one[0] for one in kept)
-    return [
-        Fit(candidate.kind, candidate.parameter, _short(base), _short(factor), _short(share / total))
-        for share, candidate, base, factor in kept
-    ]
+    penalty, total = math.log(count) / 2, bins.w[0]
+    scores: list[float] = []
+    fitted: list[_Fitted] = []
+    for kind, prior, candidates in _family(count):
+        sums = _SUMS[kind](bins, candidates)
+        fitted += zip(candidates, sums, strict=True)
+        if kind == "level":
+            scores.append(prior - bins.spread / 2 - penalty)
+        elif kind == "growth":  # in proportion: no base
+            scores += [
+                prior - (bins.spread + bins.mean * bins.mean * total - along * along / xx) / 2 - 2 * penalty
+                for x, xx, xy in sums
+                for along in (xy + bins.mean * x,)
+            ]
+        else:
+            spread, twice = bins.spread, 2 * penalty
+            scores += [prior - (spread - xy / (xx - x * x / total) * xy) / 2 - twice for x, xx, xy in sums]
+    most = max(scores)
+    kept = [place for place, score in enumerate(scores) if score - most > LOG_LEAST]
+    shares = [math.exp(scores[place] - most) for place in kept]
+    whole = math.fsum(shares)
+    return [_fit(bins, *fitted[place], share / whole) for place, share in zip(kept, shares, strict=True)]
+
+
+_Fitted = tuple["_Candidate", tuple[float, float, float]]
+
+
+def _fit(bins: "_Bins", shape: "_Candidate", sums: tuple[float, float, float], weight: float) -> Fit:
+    (x, xx, xy), total = sums, bins.w[0]
+    if shape.kind == "level":
+        base, factor = bins.mean, 0.0
+    elif shape.kind == "growth":
+        base, factor = 0.0, (xy + bins.mean * x) / xx
+    else:
+        factor = xy / (xx - x * x / total)
+        base = bins.mean - factor * x / total
+    return Fit(shape.kind, shape.parameter, _short(base), _short(factor), _short(weight))
 
 
 def _short(number: float) -> float:
@@ -181,36 +203,67 @@ def _onward(values: Iterable[float]) -> list[float]:
     return list(accumulate(reversed(list(values))))[::-1]
 
 
-def _least_squares(bins: _Bins, candidate: "_Candidate") -> tuple[float, float, float, int]:
-    """(base, factor, chi2, numbers fitted) of base + factor * g."""
-    if candidate.kind == "level":
-        return bins.mean, 0.0, bins.spread, 1
-    total = bins.w[0]
-    x, xx, xy = _sums(bins, candidate)
-    if candidate.kind == "growth":  # in proportion: no base
-        along = xy + bins.mean * x
-        return 0.0, along / xx, bins.spread + bins.mean * bins.mean * total - along * along / xx, 2
-    factor = xy / (xx - x * x / total)
-    return bins.mean - factor * x / total, factor, bins.spread - factor * xy, 2
+_Sums = list[tuple[float, float, float]]
+"""Sums of w g, w g^2 and w g (y - mean). Of shapes made of straight lines they follow from those of the bins."""
 
 
-def _sums(bins: _Bins, candidate: "_Candidate") -> tuple[float, float, float]:
-    """Sums of w g, w g^2 and w g (y - mean). Of shapes made of straight lines they follow from those of the bins."""
-    kind, first, turn = candidate.kind, candidate.first, candidate.turn
-    if kind == "step":  # 0, then `turn` in the bin before `first`, then 1
-        w, wy = bins.w[first], bins.wy[first]
-        part = turn * bins.weights[first - 1]
-        return w + part, w + turn * part, wy + turn * bins.weighed[first - 1]
-    if kind == "line":
-        return bins.wm[0], bins.wmm[0], bins.wym[0]
-    if kind in ("begun", "ended"):
+def _levels(bins: _Bins, candidates: Sequence["_Candidate"]) -> _Sums:
+    return [(bins.w[0], bins.w[0], 0.0)] * len(candidates)
+
+
+def _lines(bins: _Bins, _candidates: Sequence["_Candidate"]) -> _Sums:
+    return [(bins.wm[0], bins.wmm[0], bins.wym[0])]
+
+
+def _steps(bins: _Bins, candidates: Sequence["_Candidate"]) -> _Sums:
+    """0, then `turn` in the bin before `first`, then 1."""
+    weights, weighed, w, wy = bins.weights, bins.weighed, bins.w, bins.wy
+    sums: _Sums = []
+    for _, _, _, first, turn in candidates:
+        part = turn * weights[first - 1]
+        sums.append((w[first] + part, w[first] + turn * part, wy[first] + turn * weighed[first - 1]))
+    return sums
+
+
+def _begun(bins: _Bins, candidates: Sequence["_Candidate"]) -> _Sums:
+    """Of m - turn from `first` on."""
+    sums: _Sums = []
+    for _, _, _, first, turn in candidates:
+        w, wm = bins.w[first], bins.wm[first]
+        xx = bins.wmm[first] - 2 * turn * wm + turn * turn * w
+        sums.append((wm - turn * w, xx, bins.wym[first] - turn * bins.wy[first]))
+    return sums
+
+
+def _ended(bins: _Bins, candidates: Sequence["_Candidate"]) -> _Sums:
+    """Of m until `first`, then turn."""
+    all_wm, all_wmm, all_wym = bins.wm[0], bins.wmm[0], bins.wym[0]
+    sums: _Sums = []
+    for _, _, _, first, turn in candidates:
         w, wm, wmm, wy, wym = bins.w[first], bins.wm[first], bins.wmm[first], bins.wy[first], bins.wym[first]
-        if kind == "begun":  # m - turn from `first` on
-            return wm - turn * w, wmm - 2 * turn * wm + turn * turn * w, wym - turn * wy
-        return bins.wm[0] - wm + turn * w, bins.wmm[0] - wmm + turn * turn * w, bins.wym[0] - wym + turn * wy
-    points = candidate.points
-    by_point = list(map(mul, bins.weights, points))
-    return sum(by_point), sum(map(mul, by_point, points)), sum(map(mul, bins.weighed, points))
+        sums.append((all_wm - wm + turn * w, all_wmm - wmm + turn * turn * w, all_wym - wym + turn * wy))
+    return sums
+
+
+def _curves(bins: _Bins, candidates: Sequence["_Candidate"]) -> _Sums:
+    """Any g, by its points."""
+    sums: _Sums = []
+    for candidate in candidates:
+        by_point = list(map(mul, bins.weights, candidate.points))
+        along = sum(map(mul, bins.weighed, candidate.points))
+        sums.append((sum(by_point), sum(map(mul, by_point, candidate.points)), along))
+    return sums
+
+
+_SUMS: Final = {
+    "level": _levels,
+    "line": _lines,
+    "growth": _curves,
+    "step": _steps,
+    "begun": _begun,
+    "ended": _ended,
+    "damped": _curves,
+}
 
 
 def _shape(kind: str, parameter: float, x: float) -> float:
@@ -234,7 +287,6 @@ class _Candidate(NamedTuple):
 
     kind: str
     parameter: float
-    log_prior: float
     points: Sequence[float]
     """g at the middle of each bin."""
     first: int
@@ -249,8 +301,8 @@ def _middles(count: int) -> tuple[float, ...]:
 
 
 @lru_cache(maxsize=WINDOW_BINS)
-def _family(count: int) -> tuple[_Candidate, ...]:
-    """The shapes that so many bins can show."""
+def _family(count: int) -> tuple[tuple[str, float, tuple[_Candidate, ...]], ...]:
+    """The shapes that so many bins can show, by kind, with the logarithm of how likely each is before they are seen."""
     breaks = [float(number - count) for number in range(1, count)]
     steps = [one - part for one in breaks for part in STEP_PARTS]
     kinds: list[tuple[str, Sequence[float]]] = [
@@ -261,16 +313,17 @@ def _family(count: int) -> tuple[_Candidate, ...]:
     ]
     if count > BINS_MIN:
         kinds += [("begun", breaks[1:-1]), ("ended", breaks[1:]), ("damped", DAMPINGS)]
-    made = []
-    for kind, parameters in kinds:
-        log_prior = -math.log(len(kinds) * len(parameters))
-        for one in parameters:
-            first = math.ceil(one) + count if kind in ("step", "begun", "ended") else 0
-            points = tuple(_shape(kind, one, x) for x in _middles(count))
-            made.append(
-                _Candidate(kind, one, log_prior, points, first, math.ceil(one) - one if kind == "step" else one)
-            )
-    return tuple(made)
+    return tuple(
+        (kind, -math.log(len(kinds) * len(parameters)), tuple(_candidate(kind, one, count) for one in parameters))
+        for kind, parameters in kinds
+    )
+
+
+def _candidate(kind: str, parameter: float, count: int) -> _Candidate:
+    bent = kind in ("step", "begun", "ended")
+    points = tuple(_shape(kind, parameter, x) for x in _middles(count))
+    turn = math.ceil(parameter) - parameter if kind == "step" else parameter
+    return _Candidate(kind, parameter, points, math.ceil(parameter) + count if bent else 0, turn)
 
 
 def _rise_max(values: Sequence[float], plain: float, lead: float) -> float:

@@ -92,6 +92,14 @@ kinds, "leaseRules" hold in the release's namespace. Each right is one that the 
   verbs: [get, update]
 {{- end -}}
 
+{{/* To see whether the autoscaler is there. */}}
+{{- define "forebay.attendanceRules" -}}
+- apiGroups: [coordination.k8s.io]
+  resources: [leases]
+  resourceNames: [{{ include "forebay.name" (list . "autoscaler") }}]
+  verbs: [get]
+{{- end -}}
+
 {{/* To ask routers for the requests that they hold, while a pool sleeps; in the release's namespace. */}}
 {{- define "forebay.wakeRules" -}}
 - apiGroups: [""]

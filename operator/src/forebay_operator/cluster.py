@@ -51,7 +51,9 @@ class Cluster(Protocol):
     async def apply(self, resource: Resource, manifest: Manifest, *, manager: str = OPERATOR_MANAGER) -> Manifest:
         """Server-side apply, forced; what the server has stored afterwards."""
 
-    async def apply_status(self, resource: Resource, manifest: Manifest) -> Manifest:
+    async def apply_status(
+        self, resource: Resource, manifest: Manifest, *, manager: str = OPERATOR_MANAGER
+    ) -> Manifest:
         """Server-side apply of the status subresource; what the server has stored afterwards."""
 
     async def patch(
@@ -110,9 +112,11 @@ class KubernetesCluster:
         """See `Cluster`."""
         return await self._apply(resource, manifest, manager=manager, subresource=None)
 
-    async def apply_status(self, resource: Resource, manifest: Manifest) -> Manifest:
+    async def apply_status(
+        self, resource: Resource, manifest: Manifest, *, manager: str = OPERATOR_MANAGER
+    ) -> Manifest:
         """See `Cluster`."""
-        return await self._apply(resource, manifest, manager=OPERATOR_MANAGER, subresource="status")
+        return await self._apply(resource, manifest, manager=manager, subresource="status")
 
     async def patch(
         self, resource: Resource, namespace: str | None, name: str, patch: Manifest, *, subresource: str | None = None

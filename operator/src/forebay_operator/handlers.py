@@ -79,6 +79,12 @@ class Waker:
         for key in sorted(self._known):
             self.queue.put(key)
 
+    def wake_services(self) -> None:
+        """Something that each ModelService's status depends on has changed."""
+        for key in sorted(self._known):
+            if key.kind == MODEL_SERVICE.kind:
+                self.queue.put(key)
+
     def _wake_service(self, metadata: Mapping[str, Any]) -> None:
         service = (metadata.get("labels") or {}).get(MODEL_SERVICE_LABEL)
         if service:

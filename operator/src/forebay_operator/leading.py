@@ -18,9 +18,11 @@ import httpx
 import kopf
 from kubernetes.aio import client as kubernetes_client
 
+from forebay_operator.attendance import Attendance, Follower
 from forebay_operator.cluster import Cluster
 from forebay_operator.control import Health
 from forebay_operator.desired.deployment import WorkerContext
+from forebay_operator.election import ClusterLease
 from forebay_operator.errors import ApiError, ApiNotFoundError
 from forebay_operator.events import Recorder
 from forebay_operator.handlers import Waker, kopf_settings, register
@@ -33,9 +35,11 @@ from forebay_operator.reconcile.draining import Drainer
 from forebay_operator.reconcile.loop import ReconcileLoop, Reconciler
 from forebay_operator.reconcile.model_service import ModelServiceReconciler
 from forebay_operator.reconcile.reporting import Reporter
+from forebay_operator.reconcile.standing_in import StandIn
 from forebay_operator.reconcile.worker_pool import WorkerPoolReconciler
 from forebay_operator.resources import ACCELERATOR_CLASS, MODEL_SERVICE, WORKER_POOL, Resource
 from forebay_operator.settings import Settings
+from forebay_operator.status.autoscaler import explain
 
 _log = logging.getLogger(__name__)
 
@@ -63,26 +67,51 @@ class Leader:
             return
         queue: KeyedQueue[ObjectKey] = KeyedQueue(self.settings.pace, now=time.monotonic, rng=random.Random())  # noqa: S311 - jitter
         async with httpx.AsyncClient(timeout=self.settings.worker_timeout_s, trust_env=False) as http:
-            loop = ReconcileLoop(queue, self._reconcilers(http), self.metrics)
+            waker = Waker(queue, self.metrics)
+            follower = self._follower(waker)
+            loop = ReconcileLoop(queue, self._reconcilers(http, follower), self.metrics)
             stop_kopf = asyncio.Event()
             reconciling = asyncio.create_task(loop.run(self.settings.reconcilers), name="reconcilers")
-            watching = asyncio.create_task(self._watch(queue, stop_kopf), name="watches")
+            watching = asyncio.create_task(self._watch(waker, stop_kopf), name="watches")
             stopping = asyncio.create_task(stop.wait(), name="stop")
+            following = asyncio.create_task(_follow(follower), name="autoscaler")
             try:
-                done, _ = await asyncio.wait({reconciling, watching, stopping}, return_when=asyncio.FIRST_COMPLETED)
+                running = {reconciling, watching, stopping, following}
+                done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
                     task.result()
             finally:
                 stopping.cancel()
+                await _end(following)
                 await _end(reconciling)
                 stop_kopf.set()
                 with suppress(TimeoutError):
                     async with asyncio.timeout(KOPF_STOP_S):
                         await asyncio.wait({watching})
 
-    async def _watch(self, queue: KeyedQueue[ObjectKey], stop: asyncio.Event) -> None:
+    def _follower(self, waker: Waker) -> Follower | None:
+        """Who follows the autoscaler's Lease; None where its name is not known."""
+        settings = self.settings
+        if not settings.autoscaler_lease:
+            return None
+        place = f"{settings.lease_namespace}/{settings.autoscaler_lease}"
+        attendance = Attendance(place, settings.autoscaler_gone_after_s)
+
+        def on_change() -> None:
+            absence = attendance.absence
+            self.metrics.autoscaler_gone.set(int(absence is not None and absence.deployed))
+            if absence is not None and absence.deployed:
+                _log.warning("%s", explain(absence))
+            elif absence is None:
+                _log.info("the autoscaler is back")
+            waker.wake_services()
+
+        lease = ClusterLease(self.cluster, settings.lease_namespace, settings.autoscaler_lease)
+        return Follower(attendance, lease, on_change)
+
+    async def _watch(self, waker: Waker, stop: asyncio.Event) -> None:
         registry = kopf.OperatorRegistry()
-        register(registry, Waker(queue, self.metrics))
+        register(registry, waker)
         register_login(registry, self.configuration)
         ready = asyncio.Event()
         noticing = asyncio.create_task(self._notice_watching(ready))
@@ -104,7 +133,7 @@ class Leader:
         self.on_watching()
         self.health.not_ready_because = None
 
-    def _reconcilers(self, http: httpx.AsyncClient) -> dict[str, Reconciler]:
+    def _reconcilers(self, http: httpx.AsyncClient, follower: Follower | None) -> dict[str, Reconciler]:
         recorder = Recorder(self.cluster, identity=self.settings.identity, now=_utc_now)
         applier = Applier(self.cluster, recorder, self.metrics)
         reporter = Reporter(self.cluster, recorder)
@@ -114,7 +143,14 @@ class Leader:
             prestop_delay_s=round(self.settings.prestop_delay_s),
         )
         return {
-            MODEL_SERVICE.kind: ModelServiceReconciler(self.cluster, applier, reporter, recorder, _utc_now),
+            MODEL_SERVICE.kind: ModelServiceReconciler(
+                self.cluster,
+                applier,
+                reporter,
+                recorder,
+                StandIn(self.cluster, recorder, follower, _utc_now),
+                _utc_now,
+            ),
             WORKER_POOL.kind: WorkerPoolReconciler(
                 cluster=self.cluster,
                 applier=applier,
@@ -155,6 +191,14 @@ class Leader:
         else:
             return True
         return False
+
+
+async def _follow(follower: Follower | None) -> None:
+    """Until cancelled, also where there is nobody to follow."""
+    if follower is None:
+        await asyncio.Event().wait()
+    else:
+        await follower.run()
 
 
 async def _end(task: asyncio.Task[None]) -> None:

@@ -1,5 +1,6 @@
 """The operator's metrics. Every series whose labels are known beforehand exists from the start, at zero."""
 
+from contextlib import suppress
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -21,6 +22,11 @@ class Metrics:
         self.leader = Gauge(
             "forebay_operator_leader", "1 while this process holds the lease and acts, else 0.", registry=self.registry
         )
+        self.autoscaler_gone = Gauge(
+            "forebay_operator_autoscaler_gone",
+            "1 while the leader finds the autoscaler's Lease not renewed for longer than it may be.",
+            registry=self.registry,
+        )
         self.reconciliations = Counter(
             "forebay_operator_reconciliations",
             "Reconciliations by outcome: changed something, unchanged, object gone, or error.",
@@ -36,6 +42,12 @@ class Metrics:
         )
         self.queue_depth = Gauge(
             "forebay_operator_queue_depth", "Objects that are due and wait to be reconciled.", registry=self.registry
+        )
+        self.workers_missing = Gauge(
+            "forebay_operator_workers_missing",
+            "Workers that a WorkerPool wants and that are not ready.",
+            ["namespace", "worker_pool"],
+            registry=self.registry,
         )
         self.drift_repairs = Counter(
             "forebay_operator_drift_repairs",
@@ -65,6 +77,11 @@ class Metrics:
         for namespace in namespaces:
             for kind in REPAIRED:
                 self.drift_repairs.labels(namespace, kind)
+
+    def forget_pool(self, namespace: str, worker_pool: str) -> None:
+        """Drop the series of a WorkerPool that is gone."""
+        with suppress(KeyError):
+            self.workers_missing.remove(namespace, worker_pool)
 
     def _start_at_zero(self) -> None:
         for kind in RECONCILED:

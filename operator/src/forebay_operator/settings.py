@@ -78,6 +78,16 @@ class Settings:
     identity: str = _setting(
         "", _TEXT, "This process in the Lease; the host name (in a pod: the pod's name) when empty."
     )
+    autoscaler_lease: str = _setting(
+        "",
+        _TEXT,
+        "Name of the Lease of the autoscaler, in the same namespace; its part of the status is left alone when empty.",
+    )
+    autoscaler_gone_after_s: float = _setting(
+        60.0,
+        _DURATION,
+        "The autoscaler is gone when its Lease was not renewed for so long; above its Lease's duration.",
+    )
     leader_election: bool = _setting(True, _BOOL, "Wait for the Lease before acting; false only for a single process.")
     lease_duration_s: float = _setting(
         10.0, _DURATION, "A standby takes the Lease when it was not renewed for so long."

@@ -101,6 +101,7 @@ def _gauges(router: Router, discovery: Discovery, kv_events: KvEvents) -> Iterat
             for state, count in counts.items():
                 labels = (*of_service, ("pool", pool), ("role", stats.role), ("state", state.value))
                 yield metrics.WORKERS, labels, count
+        yield metrics.OBJECTIVE_TARGET, of_service, service.spec.objective.target
         yield from _prefix_gauges(router, service, of_service)
         yield from showing.samples(router.tools.placing, service, of_service)
         yield from _cache_gauges(router, kv_events, service, of_service)
@@ -248,6 +249,11 @@ def control_app(router: Router, discovery: Discovery, kv_events: KvEvents) -> Fa
     async def read_state() -> JSONResponse:
         """Services, workers, loads, leases."""
         return JSONResponse(state_of(router, discovery))
+
+    @app.get("/ejected")
+    async def read_ejected() -> JSONResponse:
+        """Workers that are left alone, or were and are back."""
+        return JSONResponse({"workers": showing.left_alone(router.table)})
 
     @app.post("/explain")
     async def explain(request: Request, path: str = "/v1/chat/completions") -> JSONResponse:

@@ -10,9 +10,10 @@ from forebay_router.admission.fair_queue import Band
 from forebay_router.health.breaker import Cause, Condition, Health
 from forebay_router.pending import Counts
 from forebay_router.placing import Placing
-from forebay_router.table import Service, WorkerState
+from forebay_router.table import Service, WorkerState, WorkerTable
 
 TENANTS_SHOWN_MAX: Final = 20
+WORKERS_SHOWN_MAX: Final = 500
 _NOTHING: Final[Band[Any]] = Band(1)
 _NO_COUNTS: Final = Counts()
 
@@ -47,6 +48,29 @@ def _ejected(service: Service, pool: str) -> Counter[Cause | None]:
         for worker in service.workers.values()
         if worker.spec.pool == pool and worker.spec.state is WorkerState.READY and not worker.health.sound
     )
+
+
+def left_alone(table: WorkerTable) -> list[dict[str, Any]]:
+    """Ready workers that were left alone at least once: those that are now, and those that get requests again, bounded."""
+    found = [
+        (worker.health.sound, service.spec.key, worker)
+        for service in table.services.values()
+        for worker in service.workers.values()
+        if worker.health.cause is not None and worker.spec.state is WorkerState.READY
+    ]
+    found.sort(key=lambda one: one[0])
+    return [
+        {
+            "namespace": key.namespace,
+            "model_service": key.name,
+            "pool": worker.spec.pool,
+            "worker": worker.spec.name.removeprefix(f"{key.namespace}/"),
+            "condition": worker.health.condition.value,
+            "cause": str(worker.health.cause),
+            "detail": worker.health.detail,
+        }
+        for _, key, worker in found[:WORKERS_SHOWN_MAX]
+    ]
 
 
 def queue_state(placing: Placing, service: Service, now_s: float) -> dict[str, Any] | None:

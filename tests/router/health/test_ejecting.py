@@ -2,12 +2,14 @@
 
 import asyncio
 import time
+from dataclasses import replace
 
 import httpx
 import pytest
 
 from forebay_router.health.breaker import Cause, Condition
 from forebay_router.health.frozen import Limits
+from forebay_router.table import WorkerState
 from tests.router.harness import ask, chat, request_bytes, routed, routed_pairs, until
 from tests.router.scripted import completion, hello, workers
 
@@ -43,6 +45,12 @@ async def state_of(router):
         return service
 
 
+async def left_alone(router) -> list[dict]:
+    async with httpx.AsyncClient() as client:
+        found: list[dict] = (await client.get(router.control + "/ejected")).json()["workers"]
+        return found
+
+
 async def metrics_of(router) -> dict[str, float]:
     async with httpx.AsyncClient() as client:
         text = (await client.get(router.control + "/metrics")).text
@@ -65,6 +73,10 @@ async def test_failing_worker_is_left_alone_and_comes_back_by_itself():
         assert told["health"]["cause"] == "failing"
         assert "500" in told["health"]["detail"]
         assert 0 < told["health"]["rest_left_s"] <= 2
+        (named,) = await left_alone(router)
+        assert (named["namespace"], named["model_service"], named["pool"]) == ("local", "m", "mixed")
+        assert (named["worker"], named["condition"], named["cause"]) == (ejected.spec.name, "ejected", "failing")
+        assert "500" in named["detail"]
         samples = await metrics_of(router)
         assert samples[f'forebay_router_workers_ejected{{{POOL},cause="failing"}}'] == 1
         assert samples[f'forebay_router_ejections_total{{{POOL},cause="failing"}}'] == 1
@@ -162,6 +174,20 @@ async def test_frozen_worker_is_found_and_its_requests_fail_over():
         assert "stood still" in left.health.detail
         samples = await metrics_of(router)
         assert samples[f'forebay_router_workers_ejected{{{POOL},cause="frozen"}}'] == 1
+
+
+async def test_a_worker_that_was_seen_before_it_had_an_address_is_watched_at_the_one_it_got():
+    """A pod is listed without an IP first; asked there, its counters could never be seen, nor a sign of life."""
+    async with workers(hang, hello) as [frozen, good], routed(frozen, good) as router:
+        spec = worker_of(router, frozen).spec
+        router.table.put_worker(replace(spec, host="", state=WorkerState.NOT_READY), time.monotonic())
+        quick(router)
+        await router.process.watch.round()
+        router.table.put_worker(spec, time.monotonic())
+        frozen.metrics = lambda: FROZEN
+        replies = await asyncio.gather(*(ask(router, chat(stream=True)) for _ in range(8)))
+        assert [reply.text() for reply in replies] == ["hello"] * 8
+        assert "stood still" in worker_of(router, frozen).health.detail
 
 
 async def test_frozen_worker_comes_back_after_a_real_success_only():

@@ -1,6 +1,7 @@
 """The program with several processes: one port, one control port, and children that come and go."""
 
 import asyncio
+import json
 import os
 import signal
 import sys
@@ -11,6 +12,8 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from forebay_router.processes.children import Told
+from forebay_router.processes.parent import combine_ejected
 from tests.router.harness import chat
 from tests.router.mesh.test_sockets import free_ports
 from tests.router.scripted import ScriptedWorker, chat_chunk, workers
@@ -128,6 +131,20 @@ async def test_two_processes_serve_one_port_know_of_each_other_and_outlive_one_a
         assert (await router.states())[0]["pid"] not in {first["pid"], None}
         told = await router.client.post(router.control + "/explain", json=chat())
         assert told.json()["worker"] == worker.url
+        ejected = await router.get("/ejected")
+        assert ejected.json() == {"workers": []}
+
+
+def test_a_worker_that_one_process_leaves_alone_is_left_alone():
+    def told(*conditions: str) -> Told:
+        named = [
+            {"namespace": "n", "worker": f"w-{number}", "condition": condition}
+            for number, condition in enumerate(conditions)
+        ]
+        return Told(200, json.dumps({"workers": named}).encode(), pid=1)
+
+    found = combine_ejected([told("sound", "ejected"), told("ejected", "sound", "sound")])
+    assert {one["worker"]: one["condition"] for one in found} == {"w-0": "ejected", "w-1": "ejected", "w-2": "sound"}
 
 
 async def test_sigterm_lets_the_children_drain(tmp_path):

@@ -35,6 +35,7 @@ from forebay_operator.keys import ObjectKey
 from forebay_operator.reconcile.applying import REFUSALS, Applier, Owner, is_ours
 from forebay_operator.reconcile.outcome import Outcome, Result
 from forebay_operator.reconcile.reporting import Reporter
+from forebay_operator.reconcile.standing_in import StandIn
 from forebay_operator.reconcile.worker_pool import read_accelerator
 from forebay_operator.resources import (
     MODEL_SERVICE,
@@ -67,6 +68,7 @@ class ModelServiceReconciler:
     applier: Applier
     reporter: Reporter
     recorder: Recorder
+    stand_in: StandIn
     now: Callable[[], datetime]
 
     async def reconcile(self, key: ObjectKey) -> Outcome:
@@ -74,6 +76,7 @@ class ModelServiceReconciler:
         service = await self.cluster.get(MODEL_SERVICE, key.namespace, key.name)
         if service is None or is_terminating(service):
             return Outcome(Result.GONE)
+        spoken = await self.stand_in.speak(service)
         labelled = await self.cluster.find(WORKER_POOL, key.namespace, {MODEL_SERVICE_LABEL: key.name})
         pools = {name_of(pool): pool for pool in labelled if is_ours(pool, resource=MODEL_SERVICE, owner=service)}
         verdict = await self._judge(service)
@@ -85,7 +88,7 @@ class ModelServiceReconciler:
             verdict = replace(verdict, refused=Cause(Reason.NOT_APPLIED, str(e)))
             await self._report(service, verdict, pools)
             raise
-        changed = await self._report(service, verdict, pools) or changed
+        changed = await self._report(service, verdict, pools) or changed or spoken
         return Outcome(Result.CHANGED if changed else Result.UNCHANGED)
 
     async def _act(

@@ -102,9 +102,9 @@ class Watch:
         for uid in self.watched.keys() - self.table.workers.keys():
             del self.watched[uid]
         for uid, worker in self.table.workers.items():
-            watched = self.watched.get(uid)
-            if watched is None:
-                spec = worker.spec
+            watched, spec = self.watched.get(uid), worker.spec
+            if watched is None or (watched.peer.host, watched.peer.port) != (spec.host, spec.port):
+                # A pod is seen before it has an address.
                 watched = self.watched[uid] = _Watched(
                     Pulse(now_s, limits=self.limits), Peer(spec.name, spec.host, spec.port)
                 )

@@ -2,7 +2,7 @@
 
     /healthz   every child that runs answers          /readyz   every child is ready
     /metrics   sums (`exposition`)                    /state    each child's, side by side
-    /explain   any child's
+    /ejected   of all children    /explain   any child's
 
 Stop, on SIGTERM or SIGINT: every child gets it and drains. A second signal is passed on too and ends the drain. Children that
 are still there `STOP_SLACK_S` after the drain's limit are killed.
@@ -25,6 +25,7 @@ from fastapi.responses import JSONResponse, PlainTextResponse
 
 from forebay_router import metrics
 from forebay_router.control import control_server
+from forebay_router.health.breaker import Condition
 from forebay_router.listening import address_of, bind, reserve
 from forebay_router.process import set_up_logging
 from forebay_router.processes.children import Children, Told
@@ -73,6 +74,12 @@ def parent_app(children: Children, exposition: Exposition, kept: Supervisor) -> 
         told = await children.ask("/state")
         return JSONResponse({"restarts": children.restarts, "processes": [_state(*item) for item in told.items()]})
 
+    @app.get("/ejected")
+    async def read_ejected() -> JSONResponse:
+        """Workers that are left alone by a child, or were and are back."""
+        told = await children.ask("/ejected")
+        return JSONResponse({"workers": combine_ejected([one for one in told.values() if one is not None])})
+
     @app.post("/explain")
     async def explain(request: Request) -> Response:
         """A child's explanation; the mesh lets each know what the others do."""
@@ -83,6 +90,16 @@ def parent_app(children: Children, exposition: Exposition, kept: Supervisor) -> 
         return Response(told.body, status_code=told.status, media_type="application/json")
 
     return app
+
+
+def combine_ejected(told: Sequence[Told]) -> list[dict[str, Any]]:
+    """Each worker once: as a child sees it that leaves it alone, if one does."""
+    found: dict[tuple[str, str], dict[str, Any]] = {}
+    for one in (worker for answer in told for worker in orjson.loads(answer.body)["workers"]):
+        place = (one["namespace"], one["worker"])
+        if place not in found or found[place]["condition"] == Condition.SOUND.value:
+            found[place] = one
+    return list(found.values())
 
 
 def _unready(told: Told | None) -> str | None:

@@ -12,7 +12,7 @@ from random import Random
 
 from forebay_api.objective import Verdict
 from forebay_autoscaler.policy import Tuning
-from forebay_autoscaler.prometheus import Sample
+from forebay_autoscaler.prometheus import Sample, sample_of
 from forebay_autoscaler.queries import Signal
 from forebay_router.metrics import TPOT_BUCKETS_S, TTFT_BUCKETS_S
 from forebay_simulator.fleet.agenda import Agenda, Rank
@@ -191,7 +191,7 @@ def answer_all(watch: Watch, tuning: Tuning, attainment_window_s: float) -> dict
 
 
 def _sample(watch: Watch, value: float, **labels: str) -> Sample:
-    return Sample({"namespace": NAMESPACE, "model_service": SERVICE, **labels}, float(value), watch.agenda.now_s)
+    return sample_of({"namespace": NAMESPACE, "model_service": SERVICE, **labels}, float(value), watch.agenda.now_s)
 
 
 def _router_values(watch: Watch, tuning: Tuning) -> dict[Signal, float | None]:

@@ -1,0 +1,103 @@
+"""Whether the autoscaler is there, by the Lease that its leader renews.
+
+Its conditions and numbers in a ModelService's status are its own word, and a dead writer takes none back: they would stand as
+they were for ever. So the operator follows the Lease. As in the election, time is this process's own: it counts from when the
+Lease was last *seen* to be renewed, whatever its times say, and anew after a look that failed, since an API server that is away
+keeps the autoscaler from renewing as well. A new operator leader therefore waits `gone_after_s` before it says anything, and a
+change of the autoscaler's leader (at most the Lease's duration, 10 s) is over before it is noticed.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+from forebay_operator.errors import ApiError
+
+_log = logging.getLogger(__name__)
+
+LOOK_S: Final = 5.0
+"""Pause between two looks at the Lease."""
+
+
+@dataclass(frozen=True, slots=True)
+class Absence:
+    """An autoscaler that is not there."""
+
+    lease: str
+    """NAMESPACE/NAME of its Lease."""
+    deployed: bool
+    """Whether there is a Lease at all: the chart makes it where it installs an autoscaler."""
+    renewed: str | None = None
+    """When the Lease was last renewed, by its own words; None when it never was."""
+
+
+class LeaseReader(Protocol):
+    """Reads the autoscaler's Lease."""
+
+    async def read(self) -> dict[str, Any] | None:
+        """The Lease, None where there is none; ApiError."""
+        ...
+
+
+@dataclass(slots=True)
+class Attendance:
+    """What is known of the autoscaler."""
+
+    lease: str
+    gone_after_s: float
+    absence: Absence | None = None
+    """None while it is there, or not known to be gone."""
+    _mark: tuple[bool, str, str] | None = None
+    """Whether there is a Lease, its holder, and when it says that it was renewed: as last seen."""
+    _changed_s: float = 0.0
+
+    def see(self, lease: dict[str, Any] | None, now_s: float) -> None:
+        """Take in the Lease as it is now."""
+        spec = (lease or {}).get("spec") or {}
+        mark = (lease is not None, str(spec.get("holderIdentity") or ""), str(spec.get("renewTime") or ""))
+        if mark != self._mark:
+            self._mark, self._changed_s, self.absence = mark, now_s, None
+        elif now_s - self._changed_s >= self.gone_after_s:
+            self.absence = Absence(self.lease, deployed=mark[0], renewed=mark[2] or None)
+
+    def miss(self) -> None:
+        """A look failed: what has been so until now says nothing of what comes."""
+        self._mark = None
+
+
+@dataclass(slots=True)
+class Follower:
+    """Looks at the Lease for as long as this process leads."""
+
+    attendance: Attendance
+    reader: LeaseReader
+    on_change: Callable[[], None]
+    """The autoscaler went, or came back."""
+    clock: Callable[[], float] = time.monotonic
+    _failing: bool = False
+
+    async def run(self) -> None:
+        """Look until cancelled. A look that fails is logged at the first failure."""
+        while True:
+            await self.look()
+            await asyncio.sleep(LOOK_S)
+
+    async def look(self) -> Absence | None:
+        """Look once; the absence as it is known then."""
+        before = self.attendance.absence
+        try:
+            lease = await self.reader.read()
+        except ApiError as error:
+            if not self._failing:
+                _log.warning("the autoscaler's Lease %s cannot be read: %s", self.attendance.lease, error)
+            self._failing = True
+            self.attendance.miss()
+            return before
+        self._failing = False
+        self.attendance.see(lease, self.clock())
+        if self.attendance.absence != before:
+            self.on_change()
+        return self.attendance.absence
