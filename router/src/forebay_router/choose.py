@@ -11,8 +11,8 @@ cache. The least cost wins. Cost is time as a share of the objective's, the requ
     cost = (TTFT + later) / ttft + (TPOT + now) / tpot + chance to miss the objective
 
     later   what this prompt's computation delays prompts that come after it (`speed.strain`), and what has to be computed again
-            because this prompt pushes it out of the cache (`predicting.Displacement`); where caches are full, half of the
-            computing time besides: a hit is worth waiting for a little longer, and first tokens come no later by that
+            because this prompt pushes it out of the cache (`predicting.Displacement`); where caches are full, the
+            computing itself counts twice: hits are worth a little more waiting, and first tokens come no later by that
     now     for each sequence that decodes there: the stall by this prompt, a token, and one more neighbour
 
 Seconds before and after the first token are made comparable by the objective itself; there is nothing to tune. Equal costs:

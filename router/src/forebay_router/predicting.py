@@ -18,8 +18,12 @@ _NOTHING: Final[Mapping[str, int]] = MappingProxyType({})
 NOTHING_S: Final = 1e-3
 """A prompt that takes less delays nobody to speak of."""
 _DISPLACEMENT_MAX: Final = 4.0
-AGAIN: Final = 0.5
-"""What computing a token costs besides where caches are full, as a share of its time: more hits, and first tokens no later."""
+AGAIN: Final = 1.0
+"""What computing costs besides where caches are full, as a share of its time: the least price that first tokens are no later by.
+
+Without it choices are as good for the request and leave fewer hits; with several times as much, requests wait for hits that do
+not pay (docs/router.md has the figures).
+"""
 LOADED_MAX: Final = 8
 """Adapters of a worker that are thought to be loaded."""
 
