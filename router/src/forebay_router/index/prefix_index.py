@@ -66,7 +66,7 @@ class Known:
 
     def displacement(self, index: ApproximateIndex) -> Displacement | None:
         """What it costs to push content out of caches now; None where nothing that is pushed out is missed."""
-        if not self.regretted:
+        if not self.regretted or not self.pushed_out:  # what a bound that shrank pushed out is nobody's prompt's doing
             return None
         regret = min(_REGRET_MAX, self.regretted / self.pushed_out)
         return Displacement(regret / (1 - regret) * self.victim_age, index.records, index.victims)
