@@ -10,7 +10,7 @@ from forebay_api.objective import Objective
 from forebay_autoscaler.budget import Wish, share_budget
 from forebay_autoscaler.decide import decide
 from forebay_autoscaler.demand import Demand, waiting_in_workers
-from forebay_autoscaler.model import Capacity, need_of
+from forebay_autoscaler.model import Capacity, need_of, prefill_workers
 from forebay_autoscaler.observation import PoolCounts, PoolObservation, PoolSignals, ServiceObservation, ServiceSignals
 from forebay_autoscaler.policy import Tuning
 from forebay_autoscaler.reading import UNKNOWN, Reading, read
@@ -57,6 +57,22 @@ def test_more_demand_never_needs_fewer_workers(demands, work_s, limit, role, tar
     assert low.to_keep <= high.to_keep
     for one in (low, high):
         assert one.workers <= one.with_backlog <= one.to_keep, "what is kept covers what would be ordered"
+
+
+@given(
+    loads=st.tuples(st.floats(0, 1000), st.floats(0, 1000)),
+    work_s=st.one_of(st.none(), st.floats(1e-4, 10)),
+    ttft_s=st.floats(0.01, 100),
+    target=st.sampled_from([0.1, 0.5, 0.95, 0.999, 1.0]),
+)
+def test_more_prompts_never_need_fewer_prefill_workers_and_always_more_than_they_keep_busy(
+    loads, work_s, ttft_s, target
+):
+    objective = Objective(ttft_s, 0.025, target)
+    low, high = (prefill_workers(load, work_s, objective) for load in sorted(loads))
+    assert low <= high
+    assert max(loads) / 0.9 <= high * (1 + 1e-9)
+    assert high <= max(loads) / 0.4 * (1 + 1e-9)
 
 
 @given(rates=st.tuples(RATES, RATES), wanted=st.integers(1, 30))

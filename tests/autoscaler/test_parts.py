@@ -19,7 +19,7 @@ from forebay_autoscaler.errors import AutoscalerError, PrometheusError
 from forebay_autoscaler.history import History, Record
 from forebay_autoscaler.loop import Alone, Loop
 from forebay_autoscaler.metrics import Metrics
-from forebay_autoscaler.model import initial_limit, utilisation_in_time, work_per_request_s
+from forebay_autoscaler.model import initial_limit, prefill_workers, utilisation_in_time, work_per_request_s
 from forebay_autoscaler.objects import counts_of, foreign_writer
 from forebay_autoscaler.observation import PoolSignals, ServiceObservation, ServiceSignals, Writer
 from forebay_autoscaler.observe import Look, Subject
@@ -156,7 +156,19 @@ def test_a_prefill_worker_is_one_server_whatever_it_runs_at_once():
     assert work_per_request_s(Role.DECODE, signals, ready=2) == 0.2
     assert utilisation_in_time(0.1, OBJECTIVE) == pytest.approx(1 - 0.1 * -math.log(0.05) / 2)
     assert utilisation_in_time(5.0, OBJECTIVE) == 0.4
-    assert initial_limit(pool_policy(role=Role.PREFILL), None, OBJECTIVE, None) == 0.9
+    assert initial_limit(pool_policy(role=Role.PREFILL), None) == 0.9
+
+
+def test_a_pool_of_prefill_workers_needs_less_room_each_than_one_alone():
+    """A prompt that takes a third of the TTFT leaves one worker idle for 60 %; eight of them share what they keep free."""
+    objective = Objective(1.0, 0.05, 0.95)
+    assert utilisation_in_time(0.33, objective) == 0.4
+    assert prefill_workers(0.4, 0.33, objective) == pytest.approx(1.0)
+    assert prefill_workers(2.0, 0.33, objective) == pytest.approx(2.0 + 0.33 * -math.log(0.05) / 0.67)
+    assert prefill_workers(8.0, 0.33, objective) == pytest.approx(8.0 / 0.75), "at most three quarters busy"
+    assert prefill_workers(8.0, 1.5, objective) == pytest.approx(20.0), "late in any case"
+    assert prefill_workers(8.0, 0.01, objective) == pytest.approx(8.0 / 0.9), "short prompts"
+    assert prefill_workers(8.0, None, objective) == pytest.approx(8.0 / 0.9)
 
 
 def owns(manager: str, time: str, field: str = "f:replicas") -> dict:

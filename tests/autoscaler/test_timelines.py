@@ -378,6 +378,34 @@ def test_a_missed_objective_without_a_queue_lowers_what_a_worker_is_given():
     assert script.go(120, 60, service_s=1.0) == 2
 
 
+def test_a_step_is_not_taken_for_workers_that_can_do_less():
+    """Four times the load at once: everybody is late before the window's mean shows more than workers should carry."""
+    script = Script(service_policy(pool_policy(concurrency_max=64, replicas_max=20)), wanted=2)
+    script.go(60, 40, service_s=1.0)
+    script.go(6, 50, service_s=1.0, tpot_share=0.5, running=240, running_mean=90)
+    assert script.last.pools[0].capacity.limit == 64
+    script.go(30, 160, service_s=1.0, tpot_share=0.5, running=400, running_mean=300, ready=2)
+    assert script.last.pools[0].capacity.limit == 64, "still overload"
+
+
+def test_what_overfull_workers_run_is_ordered_for_once():
+    """It is what those on their way were ordered for; what still runs a window after they came asks for more."""
+    script = Script(service_policy(pool_policy(concurrency_max=10, replicas_max=20)), wanted=2)
+    script.go(20, 12, service_s=1.0)
+    assert script.go(2, 20, service_s=1.0, running=35, ready=2) == 4
+    assert script.go(20, 20, service_s=1.0, running=80, ready=2) == 4, "they start"
+    assert script.go(12, 20, service_s=1.0, running=80, ready=4) == 4, "they have just come"
+    assert script.go(20, 20, service_s=1.0, running=80) >= 8, "they are there, and it was not enough"
+
+
+def test_running_requests_ask_for_workers_where_the_rate_is_unknown():
+    script = Script(service_policy(pool_policy(concurrency_max=10, replicas_max=20)), wanted=2)
+    script.go(20, 12, service_s=1.0)
+    observed = load_of(20, wanted=2, running=80)
+    signals = replace(observed.signals, arrived_per_s=UNKNOWN, burst_per_s=UNKNOWN, latest_per_s=UNKNOWN)
+    assert script.see(replace(observed, signals=signals)) == 8
+
+
 def test_a_worker_that_is_late_with_nothing_to_do_gets_no_company():
     """An objective that the hardware cannot meet must not order the whole fleet."""
     script = Script(wanted=1)
@@ -472,7 +500,7 @@ def test_prefill_and_decode_are_sized_each_by_its_own_work():
     prefill, decode = run_split(disaggregated(), 10.0, (1, 1), prefill_s=0.05)
     assert (prefill, decode) == (1, 4)
     prefill, decode = run_split(disaggregated(), 10.0, (1, 1), prefill_s=0.3)
-    assert prefill >= 5
+    assert prefill >= 4
     assert decode == 4
 
 

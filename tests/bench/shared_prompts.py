@@ -173,10 +173,11 @@ class Forebay(Policy):
             common_tokens=look_up.common_tokens,
             objective=OBJECTIVE,
             displacement=look_up.displacement,
+            start=look_up.start,
         )
         choice = choose(demand, self.snapshot, self.rng, asked_at_s)
         worker = choice.worker
-        uncached = max(1, choice.prediction.uncached_tokens)
+        uncached = max(1, round(choice.prediction.work_tokens))
         dispatch = self.index.sent(worker.uid, look_up)
         trip = Trip.begin("s", choice, look_up, dispatch, asked_at_s)
         number = next(self.numbers)

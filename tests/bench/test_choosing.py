@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 
@@ -17,6 +17,7 @@ import pytest
 
 from forebay_api.modelservice import Role
 from forebay_api.objective import Objective
+from forebay_router import predicting
 from forebay_simulator.fleet.cache_replay import Found, affinity, common_blocks, replay
 from forebay_simulator.fleet.policies import ROUTING
 from forebay_simulator.fleet.report import Scores, scores_of
@@ -59,13 +60,12 @@ class Case:
 
 def conversation() -> Trace:
     """A quarter of an hour of chats, its recorder's ticks spread."""
-    whole = read_mooncake(DATA / "mooncake_fast25_conversation.jsonl.gz")
-    return jittered(whole, tick_s=MOONCAKE_TICK_S, seed=1).first(900)
+    return jittered(conversation_file(), tick_s=MOONCAKE_TICK_S, seed=1).first(900)
 
 
 def synthetic() -> Trace:
     """Ten minutes of long prompts."""
-    return read_mooncake(DATA / "mooncake_fast25_synthetic.jsonl.gz").first(600)
+    return whole_synthetic().first(600)
 
 
 def agents() -> Trace:
@@ -79,6 +79,38 @@ CASES = {
     "synthetic, 8 workers": Case(synthetic, 8, EngineSpec(block_tokens=512)),
     "agents, 4 workers": Case(agents, 4, EngineSpec(block_tokens=16)),
 }
+
+
+def whole_conversation(stretch: float = 1.0) -> Callable[[], Trace]:
+    """All of the chats; stretched, with as much more time between them."""
+
+    def made() -> Trace:
+        whole = jittered(conversation_file(), tick_s=MOONCAKE_TICK_S, seed=1)
+        moved = [replace(one, at_s=one.at_s * stretch) for one in whole.arrivals]
+        return Trace.of(whole.name, moved, block_tokens=whole.block_tokens, duration_s=whole.duration_s * stretch)
+
+    return made
+
+
+def conversation_file() -> Trace:
+    """As it was recorded."""
+    return read_mooncake(DATA / "mooncake_fast25_conversation.jsonl.gz")
+
+
+def whole_synthetic() -> Trace:
+    """All of the long prompts."""
+    return read_mooncake(DATA / "mooncake_fast25_synthetic.jsonl.gz")
+
+
+WHOLE = {
+    "conversation, 8 workers": Case(whole_conversation(), 8, EngineSpec(block_tokens=512)),
+    "conversation, 16 workers": Case(whole_conversation(), 16, EngineSpec(block_tokens=512)),
+    "the same at a quarter of the rate": Case(whole_conversation(4.0), 16, EngineSpec(block_tokens=512)),
+    "synthetic, 8 workers": Case(whole_synthetic, 8, EngineSpec(block_tokens=512)),
+    "agents, 4 workers": Case(agents, 4, EngineSpec(block_tokens=16)),
+}
+AGAIN = (0.0, 0.5, 1.0, 2.0, 4.0)
+"""What is tried of `predicting.AGAIN`."""
 
 
 def keep(name: str, figures: object) -> None:
@@ -115,6 +147,55 @@ def test_traces_beside_other_policies(name):
     assert ours.attainment >= max(one.attainment for one in others) - 0.002
 
 
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("name", WHOLE)
+def test_whole_traces_beside_always_the_longest_match(name):
+    case = WHOLE[name]
+    trace = case.trace()
+    bound = case.bound(trace)
+    found = {}
+    for policy in ("forebay", "precise-prefix"):
+        found[policy] = [
+            scores_of(simulate(Setting(fleet=case.fleet, trace=trace, routing=policy, seed=seed))) for seed in (1, 2, 3)
+        ]
+    means = {
+        policy: [
+            statistics.fmean(values)
+            for values in zip(
+                *((one.hit_share, one.imbalance, one.ttft_mean_s, one.attainment) for one in runs), strict=True
+            )
+        ]
+        for policy, runs in found.items()
+    }
+    ours, longest = means["forebay"], means["precise-prefix"]
+    shares = (f"{one[0] / bound.hit_share:.0%}" for one in (ours, longest))
+    row = (
+        f"| {name} | {bound.hit_share:.1%} | {ours[0]:.1%} | {' | '.join(shares)} | {ours[1]:.2f} "
+        f"| {ours[2]:.3f}, {longest[2]:.3f} s | {ours[3]:.1%}, {longest[3]:.1%} |"
+    )
+    print(f"\n{row}", flush=True)
+    keep(f"whole: {name}", row)
+    assert ours[0] >= 0.9 * bound.hit_share
+    assert ours[2] <= 1.05 * longest[2] + 1e-3
+    assert ours[3] >= longest[3] - 0.002
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("name", ["conversation, 8 workers", "conversation, 16 workers", "synthetic, 8 workers"])
+def test_what_more_hits_would_cost(name, monkeypatch):
+    """The price of computing again what might have been held: more hits for it, then later first tokens."""
+    case = WHOLE[name]
+    trace = case.trace()
+    bound = case.bound(trace)
+    rows = {}
+    for price in AGAIN:
+        monkeypatch.setattr(predicting, "AGAIN", price)
+        one = scores_of(simulate(Setting(fleet=case.fleet, trace=trace, routing="forebay", seed=1)))
+        rows[price] = f"{one.hit_share / bound.hit_share:.1%}, {one.ttft_mean_s:.4f} s, {one.attainment:.1%}"
+        print(f"{name}: {price}: {rows[price]}", flush=True)
+    keep(f"price of computing again: {name}", rows)
+
+
 @pytest.mark.timeout(900)
 def test_pairs_are_at_least_as_good_as_always_splitting():
     """Chats, then code: prefill on the decode worker where that costs less, its stall charged."""
@@ -144,6 +225,7 @@ def test_shared_system_prompts_over_small_caches():
     means = [round(statistics.fmean(values), 3) for values in zip(*found, strict=True)]
     keep("shared system prompts: cached share, TTFT p50 p90 p99 ms, spread of requests, of work", means)
     assert means[0] >= 0.885
+    assert means[4] < 1.5
     assert means[1] <= 9.5
     assert means[2] <= 35
     assert means[3] <= 80

@@ -32,9 +32,11 @@ def server(kubernetes_cluster: Cluster) -> Iterator[api_server.ApiServer]:
 
 @pytest.fixture(scope="session")
 def monitors(server: api_server.ApiServer) -> None:
-    """The cluster knows PodMonitors, as far as the chart needs it."""
-    server.kubectl("apply", "--server-side", "-f", "-", stdin=yaml.safe_dump(pod_monitor_crd()))
-    server.kubectl("wait", "--for=condition=Established", "--timeout=30s", "crd/podmonitors.monitoring.coreos.com")
+    """The cluster knows PodMonitors and PrometheusRules, as far as the chart needs it."""
+    crds = [pod_monitor_crd(), prometheus_rule_crd()]
+    server.kubectl("apply", "--server-side", "-f", "-", stdin=yaml.safe_dump_all(crds))
+    names = [f"crd/{crd['metadata']['name']}" for crd in crds]
+    server.kubectl("wait", "--for=condition=Established", "--timeout=30s", *names)
 
 
 def pod_monitor_crd() -> dict[str, Any]:
@@ -64,20 +66,39 @@ def pod_monitor_crd() -> dict[str, Any]:
         },
         "required": ["selector", "podMetricsEndpoints"],
     }
+    return monitoring_crd("PodMonitor", spec)
+
+
+def prometheus_rule_crd() -> dict[str, Any]:
+    """The same for rules."""
+    text, string_map = {"type": "string"}, {"type": "object", "additionalProperties": {"type": "string"}}
+    duration = {"type": "string", "pattern": r"^([0-9]+h)?([0-9]+m)?([0-9]+s)?$"}
+    fields = {"alert": text, "expr": text, "for": duration, "labels": string_map, "annotations": string_map}
+    rule = {"type": "object", "properties": fields, "required": ["expr"]}
+    rules = {"type": "array", "items": rule}
+    group = {"type": "object", "properties": {"name": text, "rules": rules}, "required": ["name"]}
+    return monitoring_crd(
+        "PrometheusRule", {"type": "object", "properties": {"groups": {"type": "array", "items": group}}}
+    )
+
+
+def monitoring_crd(kind: str, spec: dict[str, Any]) -> dict[str, Any]:
+    """A CRD of the Prometheus operator's group."""
+    singular = kind.lower()
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
         "metadata": {
-            "name": "podmonitors.monitoring.coreos.com",
+            "name": f"{singular}s.monitoring.coreos.com",
             "annotations": {"api-approved.kubernetes.io": "unapproved, a test's stand-in"},
         },
         "spec": {
             "group": "monitoring.coreos.com",
             "names": {
-                "kind": "PodMonitor",
-                "listKind": "PodMonitorList",
-                "plural": "podmonitors",
-                "singular": "podmonitor",
+                "kind": kind,
+                "listKind": f"{kind}List",
+                "plural": f"{singular}s",
+                "singular": singular,
             },
             "scope": "Namespaced",
             "versions": [

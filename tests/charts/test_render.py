@@ -277,6 +277,28 @@ def test_without_their_kind_monitors_are_left_out_and_the_notes_say_so(helm: Hel
     assert "WARNING: podMonitors.enabled is set, and this cluster has no PodMonitors" in shown
 
 
+def test_without_their_kind_alerts_are_left_out_and_the_notes_say_so(helm: Helm):
+    values = {**PROMETHEUS, "prometheusRules": {"enabled": True}}
+    assert not of_kind(helm.template(values), "PrometheusRule")
+    assert of_kind(helm.template(values, "--api-versions", "monitoring.coreos.com/v1/PrometheusRule"), "PrometheusRule")
+    shown = helm.run("install", RELEASE, str(CHART), "--dry-run=client", values=values)
+    assert "WARNING: prometheusRules.enabled is set, and this cluster has no PrometheusRules" in shown
+
+
+def test_alerts_link_to_the_teams_runbook_and_watch_the_releases_jobs(helm: Helm):
+    (rule,) = of_kind(helm.template(VARIANTS["alerts"]), "PrometheusRule")
+    assert rule["metadata"]["namespace"] == "monitoring"
+    assert rule["metadata"]["labels"]["release"] == "kube-prometheus-stack"
+    alerts = {one["alert"]: one for group in rule["spec"]["groups"] for one in group["rules"]}
+    links = {one["annotations"]["runbook_url"] for one in alerts.values()}
+    assert all(link.startswith("https://example.com/runbooks/forebay#") for link in links)
+    assert '{job=~".*serving.*"}' in alerts["ForebayTargetsDown"]["expr"]
+    assert "{{ $labels.namespace }}" in alerts["ForebayNoWorkers"]["annotations"]["summary"]
+    assert "ForebayAutoscalerNoDecision" in alerts
+    (without,) = of_kind(helm.template(VARIANTS["alerts without an autoscaler"]), "PrometheusRule")
+    assert not [one for group in without["spec"]["groups"] for one in group["rules"] if "utoscal" in one["alert"]]
+
+
 @pytest.mark.parametrize(
     ("values", "lines"),
     [

@@ -338,6 +338,14 @@ def test_monitors_are_made_once_the_cluster_knows_them(release: Release):
     assert len(of_kind(made, "PodMonitor")) == 2
 
 
+@pytest.mark.usefixtures("monitors")
+def test_alerts_are_made_once_the_cluster_knows_their_kind(release: Release):
+    shown = release.install({**PROMETHEUS, "podMonitors": {"enabled": True}, "prometheusRules": {"enabled": True}})
+    assert "WARNING" not in shown
+    (made,) = of_kind(release.get("prometheusrules", "-n", NAMESPACE)["items"], "PrometheusRule")
+    assert len([rule for group in made["spec"]["groups"] for rule in group["rules"]]) == 12
+
+
 def test_a_missing_namespace_is_named(release: Release):
     with pytest.raises(CommandError, match='namespaces "nowhere" not found'):
         release.install({**PROMETHEUS, "watchNamespaces": ["nowhere"]})

@@ -62,6 +62,21 @@ VARIANTS: dict[str, dict[str, Any]] = {
             "interval": "15s",
         },
     },
+    "alerts": {
+        **PROMETHEUS,
+        "fullnameOverride": "serving",
+        "prometheusRules": {
+            "enabled": True,
+            "assumeKinds": True,
+            "namespace": "monitoring",
+            "labels": {"release": "kube-prometheus-stack"},
+            "runbook": "https://example.com/runbooks/forebay",
+        },
+    },
+    "alerts without an autoscaler": {
+        "autoscaler": {"enabled": False},
+        "prometheusRules": {"enabled": True, "assumeKinds": True},
+    },
     "monitors of named namespaces": {
         **PROMETHEUS,
         "watchNamespaces": TEAMS,

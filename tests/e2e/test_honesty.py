@@ -4,15 +4,17 @@ from typing import Any
 
 import httpx
 import pytest
+import yaml
 
 from forebay_api.conditions import find_condition
 from forebay_api.names import AUTOSCALER_CONDITIONS, METRICS_FRESH, SCALING_ACTIVE, WORKERS_HEALTHY
-from forebay_cli.system import RELEASE_NAMESPACE, System
+from forebay_cli.system import RELEASE_NAMESPACE, ROOT, System
 from tests.e2e.conftest import Service
 from tests.support.eventually import eventually
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
 
+ALERTS = sorted((ROOT / "charts" / "forebay" / "files").glob("alerts*.yaml"))
 GONE_WITHIN_S = 60 + 5 + 15
 """After the last renewal, the pause between two looks, and a busy machine."""
 
@@ -92,6 +94,15 @@ def events_about(system: System, service: Service, pod: str) -> list[str]:
     return sorted(one["reason"] for one in about_it)
 
 
+def alerted(system: System, service: Service, name: str) -> bool:
+    """Whether the chart's alert is about the service, by its expression and the metrics that there are."""
+    rules = [rule for path in ALERTS for group in yaml.safe_load(path.read_text())["groups"] for rule in group["rules"]]
+    expression = next(one["expr"] for one in rules if one["alert"] == name)
+    url = f"{system.cluster.prometheus_url}/api/v1/query"
+    found = httpx.post(url, data={"query": expression}, timeout=10).json()["data"]["result"]
+    return any(one["metric"].get("namespace") == service.namespace for one in found)
+
+
 def test_a_worker_that_hangs_is_named_in_the_status_until_it_is_back(system, serve, load):
     service: Service = serve(
         engine={"maxModelLen": 16384, "env": [{"name": "VLLM_SERVER_DEV_MODE", "value": "1"}]},
@@ -107,6 +118,7 @@ def test_a_worker_that_hangs_is_named_in_the_status_until_it_is_back(system, ser
             within_s=60,
             what="every worker gets requests",
         )
+        assert not [name for name in ("ForebayWorkersEjected", "ForebayNoWorkers") if alerted(system, service, name)]
         pause(system, service, pod)
         eventually(
             lambda: told(system, service)[WORKERS_HEALTHY],
@@ -119,6 +131,9 @@ def test_a_worker_that_hangs_is_named_in_the_status_until_it_is_back(system, ser
         assert all(other["metadata"]["name"] not in message for other in pods if other["metadata"]["name"] != pod)
         assert told(system, service)["Ready"][0] == "True", "Kubernetes sees nothing of it"
         assert events_about(system, service, pod) == ["WorkerEjected"]
+        eventually(
+            lambda: alerted(system, service, "ForebayWorkersEjected"), bool, within_s=30, what="its alert can fire"
+        )
         pause(system, service, pod, resume=True)
         eventually(
             lambda: told(system, service)[WORKERS_HEALTHY],

@@ -53,6 +53,17 @@ def test_a_change_of_its_leader_is_no_absence():
         assert attendance.absence is None
 
 
+def test_a_short_setting_does_not_take_a_change_of_leader_for_an_absence():
+    attendance = Attendance(PLACE, 1.0)
+    held = lease()
+    held["spec"]["leaseDurationSeconds"] = 10
+    for now_s in (0.0, 12.0, 19.0):
+        attendance.see(held, now_s)
+        assert attendance.absence is None
+    attendance.see(held, 20.0)
+    assert attendance.absence is not None
+
+
 def test_an_api_server_that_was_away_makes_nobody_absent():
     attendance = Attendance(PLACE, 60.0)
     attendance.see(lease(), 0.0)
@@ -61,6 +72,9 @@ def test_an_api_server_that_was_away_makes_nobody_absent():
     assert attendance.absence is None
     attendance.see(lease(), 360.0)
     assert attendance.absence is not None
+    attendance.miss()
+    attendance.see(lease(), 365.0)
+    assert attendance.absence is not None, "nor is one that is absent back by that"
 
 
 def test_where_there_is_no_lease_no_autoscaler_is_installed():

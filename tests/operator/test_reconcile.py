@@ -171,6 +171,23 @@ async def serve(operator: Operator, **spec) -> None:
     await operator.settle()
 
 
+async def test_missing_workers_are_counted_until_their_pool_is_gone(operator):
+    labels = {"namespace": "team", "worker_pool": "chat-mixed"}
+
+    def missing() -> float | None:
+        return operator.metrics.registry.get_sample_value("forebay_operator_workers_missing", labels)
+
+    operator.cluster.add(MODEL_SERVICE, model_service())
+    await operator.settle()
+    assert missing() == 1
+    operator.run_pods("chat-mixed")
+    await operator.settle()
+    assert missing() == 0
+    operator.cluster.remove(WORKER_POOL, "team", "chat-mixed")
+    await operator.pools.reconcile(worker_pool_key("team", "chat-mixed"))
+    assert missing() is None
+
+
 async def test_a_model_service_becomes_pools_deployments_services_and_budgets(operator):
     await serve(operator)
     assert operator.cluster.names(WORKER_POOL) == ["chat-mixed"]

@@ -12,7 +12,7 @@ from forebay_api.modelservice import Role
 from forebay_api.objective import Objective
 from forebay_router.choose import FIELD_MAX, Choice, Reason, Snapshot, choose
 from forebay_router.predicting import LOADED_MAX, Candidate, Demand, Displacement, Load
-from forebay_router.scoring import SLOW_START
+from forebay_router.scoring import COPY_SHARE, SLOW_START
 from forebay_router.speed import Origin, PoolSpeed, Seed, Speed
 
 OBJECTIVE = Objective(ttft_s=0.5, tpot_s=0.025, target=0.9)
@@ -372,3 +372,61 @@ def test_few_long_prompts_strain_a_worker_as_much_as_many_short_ones():
     assert long.speed.strain(20.0) == pytest.approx(short.speed.strain(20.0), rel=0.1)
     comes_to_one = pool.prompts.at(20.0) / 2
     assert short.speed.strain(20.0) == pytest.approx(comes_to_one / (1 - short.speed.busy.at(20.0)))
+
+
+def pool_of(*shares: int, at_s: float = 100.0, start: int = 7) -> list[Candidate]:
+    """Idle workers of one pool, each of which was sent so many prompts of 1,000 tokens until then, all with one start."""
+    pool = PoolSpeed(PLANNED)
+    made = [
+        Candidate(f"w{at}", Role.MIXED, revision="r", speed=Speed(pool, finished=1000)) for at in range(len(shares))
+    ]
+    Snapshot.of(made)
+    for one, share in zip(made, shares, strict=True):
+        for at in range(share):
+            one.speed.sent(at_s - 10 + 10 * at / share, 1000)
+        one.speed.last_start = start
+    return made
+
+
+HOT = demand(cached={"w0": 900}, start=7)
+RELIEF = {
+    "even shares": (HOT, (50, 50, 50), "w0"),
+    "far more than its share": (HOT, (200, 10, 50), "w1"),
+    "more by chance, perhaps": (HOT, (5, 0, 0), "w0"),
+    "not for what did not come twice in a row": (HOT._replace(start=8), (200, 10, 50), "w0"),
+    "not for what everybody holds": (
+        HOT._replace(cached={"w0": 900, "w1": 0, "w2": 0}, common_tokens=950),
+        (200, 60, 10),
+        None,
+    ),
+}
+
+
+@pytest.mark.parametrize("case", RELIEF)
+def test_a_hot_prefix_gets_another_home_where_its_worker_has_too_many_requests(case):
+    asked, shares, uid = RELIEF[case]
+    choice = choose(asked, Snapshot.of(pool_of(*shares)), Random(1), 100.0)
+    assert uid is None or choice.worker.uid == uid
+    assert (choice.reason is Reason.RELIEF) == (uid == "w1")
+    assert choice.copied == (900 if uid == "w1" else 0)
+
+
+def test_copies_take_a_small_share_of_the_time():
+    workers = pool_of(200, 10, 10)
+    snapshot, pool = Snapshot.of(workers), workers[0].speed.pool
+    copied = 0
+    for at in range(400):
+        now_s = 100 + at / 20
+        choice = choose(HOT, snapshot, Random(at), now_s)
+        choice.worker.speed.sent(now_s, choice.prediction.work_tokens, choice.copied)
+        choice.worker.speed.last_start = 7
+        copied += choice.reason is Reason.RELIEF
+        assert pool.copies_s.at(now_s) <= COPY_SHARE * pool.work_s.at(now_s) * 1.1
+    assert copied
+
+
+def test_of_two_equal_workers_the_one_that_had_less_to_do_is_taken():
+    snapshot = Snapshot.of(pool_of(30, 20, 40))
+    taken = Counter(choose(demand(prompt_tokens=5), snapshot, Random(seed), 100.0).worker.uid for seed in range(300))
+    assert taken["w2"] == 0
+    assert taken["w1"] > 1.5 * taken["w0"] > 0

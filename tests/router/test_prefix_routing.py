@@ -197,3 +197,20 @@ async def test_pairs_prefer_the_prefill_worker_that_holds_the_prompt():
                 reply = await ask(router, talk("pair", turn))
                 assert reply.status == 200
             assert sorted(len(one.asked) for one in prefill) == [0, 0, 5]
+
+
+async def test_a_rewritten_history_goes_where_its_session_was():
+    """The client changes the start of its history at each turn; engines find the rest all the same (by segments, say)."""
+
+    class Segmented(Engine):
+        def serve(self, text: str) -> tuple[int, int]:
+            prompt_tokens, _ = super().serve(text)
+            return prompt_tokens, prompt_tokens * 9 // 10 if len(self.asked) else 0
+
+    engines = [Segmented() for _ in range(4)]
+    async with workers(*engines) as scripted, routed(*scripted) as router:
+        for turn in range(12):
+            reply = await ask(router, talk(f"rewritten {turn}", 2), headers={"X-Session-ID": "one chat"})
+            assert reply.status == 200
+        assert max(len(engine.asked) for engine in engines) == 12
+        assert next(one for one in scripted if one.asked).asked[-1].headers["x-session-id"] == "one chat", "passed on"

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay_router.backlog import Backlog
-from forebay_router.fitting import Line, chance_within
+from forebay_router.fitting import Line, chance_within, work_of
 from forebay_router.speed import ASSUMED, Origin, PoolSpeed, Speed
 
 
@@ -182,3 +182,37 @@ def test_a_worker_that_is_slow_at_prompts_only_it_gets_is_found_once_others_get_
             tokens = rng.choice([1000, 20_000])
             worker.saw_first_token(tokens, pace * (0.012 + tokens * 28e-6 + tokens**2 * 4e-10))
     assert slow.first_token.value / fast.first_token.value == pytest.approx(2.0, rel=0.3)
+
+
+@given(st.integers(0, 10**6), st.integers(0, 10**6), st.floats(0, 1e-3))
+def test_the_work_of_a_prompt_is_that_of_its_parts(first, second, bend):
+    whole = first + second
+    assert work_of(first, first, bend) + work_of(whole, second, bend) == pytest.approx(work_of(whole, whole, bend))
+    assert work_of(whole, second, bend) >= second
+
+
+@pytest.mark.parametrize("bend", [0.0, 2e-5])
+def test_how_much_more_deep_tokens_take_is_learnt(bend):
+    """Prompts of 100 to 100,000 tokens in an engine whose attention is felt, or is not."""
+    pool, rng = PoolSpeed(), Random(8)
+    worker = Speed(pool)
+    for _ in range(600):
+        tokens = round(100 * 10 ** (3 * rng.random()))
+        seconds = (0.01 + work_of(tokens, tokens, bend) / 30_000) * exp(rng.gauss(0, 0.1))
+        worker.saw_first_token(work_of(tokens, tokens, pool.bend.value), seconds, bent=tokens * tokens)
+    predicted = pool.first_token.at(work_of(80_000, 80_000, pool.bend.value))
+    assert predicted == pytest.approx(0.01 + work_of(80_000, 80_000, bend) / 30_000, rel=0.2)
+    assert pool.bend.value == pytest.approx(bend, abs=5e-6)
+
+
+def test_a_worker_has_too_many_prompts_only_beyond_chance():
+    pool = PoolSpeed()
+    pool.workers = 2
+    one, other = Speed(pool), Speed(pool)
+    for at in range(4):
+        one.sent(at / 10, 100)
+    assert not one.overrun(0.4), "four of four may be chance"
+    for at in range(4, 400):
+        (other if at % 5 == 0 else one).sent(at / 10, 100)
+    assert one.overrun(40.0)
+    assert not other.overrun(40.0)

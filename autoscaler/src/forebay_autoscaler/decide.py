@@ -147,8 +147,8 @@ def _look(sight: Sight, pool: PoolPolicy, observed: PoolObservation, counts: Poo
         seed = expect(pool.worker, pool.role, state.mix, policy.objective, pool.concurrency_max)
     facts = Facts(counts, observed.signals, seed, sight.shares[pool.name], now_s)
     learnt = learn(pool, memory.learnt, facts, sight.evidence)
-    capacity = capacity_of(pool, learnt, policy.objective, seed)
-    expected_per_s = capacity_of(pool, Learnt(), policy.objective, seed).good_rate_per_s
+    capacity = capacity_of(pool, learnt, seed)
+    expected_per_s = capacity_of(pool, Learnt(), seed).good_rate_per_s
     return View(pool, observed, counts, replace(memory, learnt=learnt), learnt, capacity, foreign, expected_per_s)
 
 
@@ -227,20 +227,34 @@ def _size(sight: Sight, view: View, portion: Portion) -> Sized:
 
 def _need(sight: Sight, view: View, demand: Demand) -> Need:
     policy, counts = sight.policy, view.counts
+    coming = view.learnt.orders.coming(sight.now_s, policy.tuning.startup_s)
     to_work_off = backlog_ahead(
         demand,
         ready=counts.ready,
-        coming=view.learnt.orders.coming(sight.now_s, policy.tuning.startup_s),
+        coming=coming,
         good_rate_per_s=view.capacity.good_rate_per_s,
     )
     return need_of(
         view.pool.role,
-        demand,
+        replace(demand, running=_running_ahead(sight, view, demand)),
         view.capacity,
         to_work_off=to_work_off,
         objective=policy.objective,
         tuning=policy.tuning,
     )
+
+
+def _running_ahead(sight: Sight, view: View, demand: Demand) -> float:
+    """What runs, as far as it asks for workers beside those ordered: overfull workers are what these were ordered for.
+
+    Once they have been there for a window, or do not come, whatever still runs counts.
+    """
+    tuning, learnt = sight.policy.tuning, view.learnt
+    coming = sum(count for _, count in learnt.orders.coming(sight.now_s, tuning.startup_s))
+    begun = sight.now_s - learnt.ready_changed_s < tuning.rate_window_s
+    if demand.rate_per_s is None or not (coming or begun):
+        return demand.running
+    return min(demand.running, (view.counts.ready + coming) * view.capacity.limit)
 
 
 def _remember(

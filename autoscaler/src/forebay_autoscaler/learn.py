@@ -49,6 +49,8 @@ NEARLY_FULL: Final = 0.8
 """Share of the limit that workers must carry for a met objective to prove that they could carry more."""
 OVERLOAD: Final = 1.05
 """Share of the limit beyond which a load is more than workers should carry."""
+OVERLOAD_DEVIATIONS: Final = 2.0
+"""Standard deviations on top of it, of what runs at the moment."""
 STEADY: Final = 0.1
 """Share by which what workers carry may differ from the window's mean to be steady."""
 SPEED_WEIGHT_MAX: Final = 0.5
@@ -128,10 +130,10 @@ def latency_of(signals: ServiceSignals, objective: Objective, tuning: Tuning) ->
     )
 
 
-def capacity_of(pool: PoolPolicy, learnt: Learnt, objective: Objective, seed: Seed | None) -> Capacity:
+def capacity_of(pool: PoolPolicy, learnt: Learnt, seed: Seed | None) -> Capacity:
     """One worker's capacity as known now; what was never measured is as the capacity model expects."""
     work_s = learnt.work_s if seed is None else seed.work_s * (learnt.speed or 1.0)
-    limit = initial_limit(pool, work_s, objective, seed) if learnt.limit is None else learnt.limit
+    limit = initial_limit(pool, seed) if learnt.limit is None else learnt.limit
     if pool.role is not Role.PREFILL:
         limit = min(limit, pool.concurrency_max)
     amplification = 1.0 if seed is None else seed.amplification
@@ -171,7 +173,7 @@ def learn(pool: PoolPolicy, learnt: Learnt, facts: Facts, evidence: Evidence) ->
     learnt = _learn_queue(_learn_sizes(learnt, counts, now_s), counts, facts.signals, now_s)
     overloaded = _is_overloaded(pool, learnt, facts, evidence)
     calm = not overloaded and not evidence.queued_lately and _is_steady(pool.role, facts)
-    if calm or capacity_of(pool, learnt, evidence.objective, facts.seed).work_s is None:
+    if calm or capacity_of(pool, learnt, facts.seed).work_s is None:
         learnt = _learn_work(pool.role, learnt, facts, evidence.tuning)
     if overloaded:
         learnt = replace(learnt, overloaded_s=now_s)
@@ -201,13 +203,18 @@ def _learn_queue(learnt: Learnt, counts: PoolCounts, signals: PoolSignals, now_s
 
 def _is_overloaded(pool: PoolPolicy, learnt: Learnt, facts: Facts, evidence: Evidence) -> bool:
     """Whether workers had more to do than they should."""
-    capacity = capacity_of(pool, learnt, evidence.objective, facts.seed)
+    capacity = capacity_of(pool, learnt, facts.seed)
     ready = facts.counts.ready
     asked, most = (evidence.rate_per_s or 0.0) * facts.share * (capacity.work_s or 0.0), ready * capacity.limit
     if asked > OVERLOAD * most:
         return True
     load = load_per_worker(pool.role, capacity.work_s, facts.counts, facts.signals)
-    return load is not None and load * ready > OVERLOAD * most
+    if load is not None and load * ready > OVERLOAD * most:
+        return True
+    # A step is seen in what runs now long before it is in the window's mean; more than chance, as it always varies.
+    chance = OVERLOAD_DEVIATIONS * math.sqrt(capacity.amplification * most)
+    running = facts.signals.running.known
+    return pool.role is not Role.PREFILL and running is not None and running > OVERLOAD * most + chance
 
 
 def _is_steady(role: Role, facts: Facts) -> bool:
@@ -276,11 +283,11 @@ def is_idle(role: Role, load: float | None) -> bool:
 def _learn_limit(
     pool: PoolPolicy, learnt: Learnt, facts: Facts, evidence: Evidence, *, overloaded: bool
 ) -> float | None:
-    capacity = capacity_of(pool, learnt, evidence.objective, facts.seed)
+    capacity = capacity_of(pool, learnt, facts.seed)
     load = load_per_worker(pool.role, capacity.work_s, facts.counts, facts.signals)
     if load is None or is_idle(pool.role, load):
         return learnt.limit
-    start = initial_limit(pool, capacity.work_s, evidence.objective, facts.seed)
+    start = initial_limit(pool, facts.seed)
     limit = start if learnt.limit is None else learnt.limit
     if learnt.queued_since_s is not None:
         cramped = pool.role is not Role.PREFILL and load < BACK_OFF * limit

@@ -12,9 +12,15 @@ margin = max(z * sqrt(A * D * R), headroom * R). A large fleet runs hotter than 
 
 Prefill workers are one server each that is shared by what is in it: more at once is not more per second. By the law of
 processor sharing a request takes service_s = s0 / (1 - u) at utilisation u = x * s0, with x requests a second per worker;
-solved for the work itself: s0 = service_s / (1 + x * service_s). The offered load is rate * s0 busy workers and `limit` the
-utilisation at which a request still gets its first token in time: the tail of the sojourn time falls as
-exp(-t (1 - u) / s0), so 1 - u = s0 * -ln(1 - target) / ttft, kept within bounds.
+solved for the work itself: s0 = service_s / (1 + x * service_s). The offered load is R = rate * s0 busy workers. Two laws say
+how many that takes, and the smaller number does:
+
+    one alone    the tail of its sojourn time falls as exp(-t (1 - u) / s0), so 1 - u = s0 * -ln(1 - target) / ttft, within bounds
+    as a pool    the router sends a prompt where it is computed soonest, so n workers are one queue before n servers, and what
+                 waits longer than d is about exp(-d (n - R) / s0) of the requests. With d = ttft - s0 that is 1 - target where
+                 s0 * -ln(1 - target) / d workers are free, however many there are; at most `POOLED` of them are busy
+
+Where prompts are long beside the TTFT, one alone must be idle half of the time, and the second law needs far fewer workers.
 
 Queues, not utilisation, tell overload: what waits is counted as demand, to be worked off within a horizon (demand.py).
 """
@@ -35,6 +41,8 @@ MEASURED: Final = 0.5
 """Share of the headroom that is left once finished requests have shown a worker's speed: it is for what is not known of it."""
 UTILISATION_BOUNDS: Final = (0.4, 0.9)
 """Utilisation to which a prefill worker may be loaded, whatever the formula says."""
+POOLED: Final = 0.75
+"""Utilisation to which a pool of them may be loaded by the law of pools: it knows of no bursts and no uneven queues."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,18 +93,31 @@ def work_per_request_s(role: Role, signals: PoolSignals, ready: int) -> float | 
 
 
 def utilisation_in_time(work_s: float | None, objective: Objective) -> float:
-    """Utilisation at which a prefill worker still answers in time (see the module's formula)."""
+    """Utilisation at which one prefill worker alone still answers in time (see the module's formula)."""
     low, high = UTILISATION_BOUNDS
     if work_s is None:
         return high
-    tail = -math.log(max(1e-4, 1.0 - objective.target))
-    return min(high, max(low, 1.0 - work_s * tail / objective.ttft_s))
+    return min(high, max(low, 1.0 - work_s * _tail(objective) / objective.ttft_s))
 
 
-def initial_limit(pool: PoolPolicy, work_s: float | None, objective: Objective, seed: Seed | None) -> float:
-    """What one worker should carry before anything is learnt about it."""
+def prefill_workers(offered: float, work_s: float | None, objective: Objective) -> float:
+    """Prefill workers that answer in time: by the law of one alone or that of a pool (see the module's formula)."""
+    alone = offered / utilisation_in_time(work_s, objective)
+    left_s = objective.ttft_s - (work_s or 0.0)
+    if left_s <= 0.0:
+        return alone
+    return min(alone, max(offered + (work_s or 0.0) * _tail(objective) / left_s, offered / POOLED))
+
+
+def _tail(objective: Objective) -> float:
+    """How far out in an exponential tail the target lies."""
+    return -math.log(max(1e-4, 1.0 - objective.target))
+
+
+def initial_limit(pool: PoolPolicy, seed: Seed | None) -> float:
+    """What one worker should carry at most before anything is learnt about it."""
     if pool.role is Role.PREFILL:
-        return utilisation_in_time(work_s, objective)
+        return UTILISATION_BOUNDS[1]
     return pool.concurrency_max if seed is None or seed.limit is None else min(pool.concurrency_max, seed.limit)
 
 
@@ -147,8 +168,8 @@ def _unmeasured_work_s(role: Role, objective: Objective, tuning: Tuning) -> floa
 def _margin(
     role: Role, offered: float, demand: Demand, capacity: Capacity, *, objective: Objective, tuning: Tuning
 ) -> float:
-    if role is Role.PREFILL:  # its limit already leaves room for the tail
-        return 0.0
+    if role is Role.PREFILL:
+        return max(0.0, capacity.limit * prefill_workers(offered, capacity.work_s, objective) - offered)
     quantile = max(0.0, NormalDist().inv_cdf(min(objective.target, 0.9999)))
     deviation = math.sqrt(capacity.amplification * demand.dispersion * offered)
     headroom = tuning.headroom * (MEASURED if capacity.measured else 1.0)

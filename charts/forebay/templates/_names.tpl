@@ -66,6 +66,11 @@ operator router {{- if .Values.autoscaler.enabled }} autoscaler {{- end }}
 {{- end -}}
 
 {{/* Whether PodMonitors are made: asked for, and the cluster knows the kind. */}}
+{{- define "forebay.prometheusRules" -}}
+{{- $known := .Capabilities.APIVersions.Has "monitoring.coreos.com/v1/PrometheusRule" -}}
+{{- if and .Values.prometheusRules.enabled (or $known .Values.prometheusRules.assumeKinds) }}yes{{ end -}}
+{{- end -}}
+
 {{- define "forebay.podMonitors" -}}
 {{- $known := .Capabilities.APIVersions.Has "monitoring.coreos.com/v1/PodMonitor" -}}
 {{- if and .Values.podMonitors.enabled (or $known .Values.podMonitors.assumeKinds) }}yes{{ end -}}

@@ -9,6 +9,7 @@ change of the autoscaler's leader (at most the Lease's duration, 10 s) is over b
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ from forebay_operator.errors import ApiError
 
 _log = logging.getLogger(__name__)
 
+DURATIONS_MIN: Final = 2.0
+"""Durations of the Lease that are waited for in any case: within one and a bit another replica takes over."""
 LOOK_S: Final = 5.0
 """Pause between two looks at the Lease."""
 
@@ -60,12 +63,16 @@ class Attendance:
         mark = (lease is not None, str(spec.get("holderIdentity") or ""), str(spec.get("renewTime") or ""))
         if mark != self._mark:
             self._mark, self._changed_s, self.absence = mark, now_s, None
-        elif now_s - self._changed_s >= self.gone_after_s:
+            return
+        if math.isinf(self._changed_s):  # the first look after one that failed
+            self._changed_s = now_s
+        least_s = DURATIONS_MIN * float(spec.get("leaseDurationSeconds") or 0)
+        if now_s - self._changed_s >= max(self.gone_after_s, least_s):
             self.absence = Absence(self.lease, deployed=mark[0], renewed=mark[2] or None)
 
     def miss(self) -> None:
-        """A look failed: what has been so until now says nothing of what comes."""
-        self._mark = None
+        """A look failed: the time until now does not count."""
+        self._changed_s = math.inf
 
 
 @dataclass(slots=True)

@@ -1,5 +1,6 @@
 """The operator's metrics. Every series whose labels are known beforehand exists from the start, at zero."""
 
+from contextlib import suppress
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -42,6 +43,12 @@ class Metrics:
         self.queue_depth = Gauge(
             "forebay_operator_queue_depth", "Objects that are due and wait to be reconciled.", registry=self.registry
         )
+        self.workers_missing = Gauge(
+            "forebay_operator_workers_missing",
+            "Workers that a WorkerPool wants and that are not ready.",
+            ["namespace", "worker_pool"],
+            registry=self.registry,
+        )
         self.drift_repairs = Counter(
             "forebay_operator_drift_repairs",
             "Managed objects that somebody else had changed and that were put right.",
@@ -70,6 +77,11 @@ class Metrics:
         for namespace in namespaces:
             for kind in REPAIRED:
                 self.drift_repairs.labels(namespace, kind)
+
+    def forget_pool(self, namespace: str, worker_pool: str) -> None:
+        """Drop the series of a WorkerPool that is gone."""
+        with suppress(KeyError):
+            self.workers_missing.remove(namespace, worker_pool)
 
     def _start_at_zero(self) -> None:
         for kind in RECONCILED:

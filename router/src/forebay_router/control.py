@@ -102,6 +102,7 @@ def _gauges(router: Router, discovery: Discovery, kv_events: KvEvents) -> Iterat
             for state, count in counts.items():
                 labels = (*of_service, ("pool", pool), ("role", stats.role), ("state", state.value))
                 yield metrics.WORKERS, labels, count
+        yield metrics.OBJECTIVE_TARGET, of_service, service.spec.objective.target
         yield from _prefix_gauges(router, service, of_service)
         yield from showing.samples(router.tools.placing, service, of_service)
         yield from _cache_gauges(router, kv_events, service, of_service)

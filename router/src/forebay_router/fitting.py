@@ -10,6 +10,12 @@ One observation moves a fit at most as if it had been `OUTLIER` times slower or 
 The equations are solved anew at each of the first `_EAGER` observations and at every `_LAZY`th from then on: solving costs more
 than adding up, and one observation of fifty changes little.
 
+Tokens deep in a prompt take longer, since they attend to all before them: n tokens of which p are cached are the work of
+
+    (n - p) (1 + bend (n + p))        tokens at the very beginning
+
+The bend is learnt beside the line, along its own derivative (`Bend`), and the line is fitted to work.
+
 The spread of log(real / predicted) says how far a prediction can be trusted; times are taken as lognormal.
 """
 
@@ -134,6 +140,29 @@ class Line:
                 self._zy + ridge_z * self._seed[1],
             )
         self.base, self.slope, self.second = base, slope, second
+
+
+_BEND_RIDGE: Final = 16_384.0**2
+"""What a bend is held by: prompts that are shorter than that tell little of it."""
+_BEND_MAX: Final = 1e-3
+
+
+@dataclass(slots=True)
+class Bend:
+    """How much more a prompt token takes for each token before it, as a share. Live."""
+
+    value: float = 0.0
+    _seen: float = _BEND_RIDGE
+
+    def observe(self, deviation: float, reach: float) -> None:
+        """One request: its log(real / predicted), and how much of that one more of the bend would explain."""
+        self._seen = self._seen * _DECAY + (1 - _DECAY) * _BEND_RIDGE + reach * reach
+        self.value = min(max(0.0, self.value + deviation * reach / self._seen), _BEND_MAX)
+
+
+def work_of(tokens: float, to_compute: float, bend: float) -> float:
+    """The work of the last `to_compute` of so many prompt tokens."""
+    return to_compute * (1 + bend * (2 * tokens - to_compute))
 
 
 def _solve(xx: float, zz: float, xz: float, xy: float, zy: float) -> tuple[float, float]:

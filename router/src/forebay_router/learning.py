@@ -16,6 +16,7 @@ from typing import Final
 from forebay_api.objective import Outcome
 from forebay_router.accounting import Record
 from forebay_router.choose import Choice
+from forebay_router.fitting import work_of
 from forebay_router.index.prefix_index import Dispatch, LookUp, PrefixIndex
 from forebay_router.predicting import Prediction
 from forebay_router.speed import Speed
@@ -42,7 +43,7 @@ class Trip:
     in_flight: int
     """Requests on the worker that answers, this one included."""
     computed_tokens: int
-    """Prompt tokens that the worker that answers will have computed, ever, when this request's first token comes."""
+    """Work that the worker that answers will have done on prompts, ever, when this request's first token comes."""
     loads_adapter: bool = False
     """The worker that computes the prompt has to load the adapter first, as far as is known."""
     prefilled_s: float | None = None
@@ -55,14 +56,15 @@ class Trip:
         """An attempt that begins now: to be made before its leases are taken."""
         worker, prefill = choice.worker, choice.prefill
         prefiller = worker if prefill is None else prefill
-        prefiller.speed.sent(now_s, prefiller.token_s * choice.prediction.uncached_tokens)
+        prefiller.speed.sent(now_s, choice.prediction.work_tokens, choice.copied)
+        prefiller.speed.last_start = choice.demand.start
         adapter = choice.demand.adapter
         loads_adapter = adapter is not None and adapter not in prefiller.adapters
         if adapter is not None:
             prefiller.adapters.use(adapter)
             worker.adapters.use(adapter)
         backlog = worker.load.backlog
-        own_tokens = choice.prediction.uncached_tokens if prefill is None else 0
+        own_tokens = round(choice.prediction.work_tokens) if prefill is None else 0
         return cls(
             service,
             choice.prediction,
@@ -106,23 +108,25 @@ def learn(trip: Trip, record: Record, index: PrefixIndex, *, in_flight: int, com
 
 
 def _learn_first_token(trip: Trip, record: Record) -> None:
-    uncached = float(trip.prediction.uncached_tokens)
+    work, bent = trip.prediction.work_tokens, 0.0
     usage = record.usage
     if usage is not None and usage.prompt_tokens and usage.cached_tokens is not None:
         uncached = max(0.0, usage.prompt_tokens - usage.cached_tokens)
+        work = work_of(usage.prompt_tokens, uncached, trip.prefiller.pool.bend.value)
+        bent = uncached * (usage.prompt_tokens + usage.cached_tokens)
     if trip.loads_adapter:
         _learn_adapter(trip, record)
         return
-    tokens = trip.prediction.ahead_tokens + uncached
+    tokens = trip.prediction.ahead_tokens + work
     prompts = trip.prediction.ahead_prompts
     if trip.split:
         if trip.prefilled_s is None:
             return
-        trip.prefiller.saw_first_token(tokens, trip.prefilled_s - trip.sent_s, prompts)
+        trip.prefiller.saw_first_token(tokens, trip.prefilled_s - trip.sent_s, prompts, bent=bent)
         if record.first_content_s is not None and usage is not None:
             trip.writer.pool.transfer.observe(usage.prompt_tokens, record.first_content_s - trip.prefilled_s)
     elif record.first_content_s is not None:
-        trip.writer.saw_first_token(tokens, record.first_content_s - trip.sent_s, prompts)
+        trip.writer.saw_first_token(tokens, record.first_content_s - trip.sent_s, prompts, bent=bent)
 
 
 def _learn_adapter(trip: Trip, record: Record) -> None:

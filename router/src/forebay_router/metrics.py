@@ -194,6 +194,12 @@ QUEUE_REFUSED = Family(
     "Requests refused: the queue was full; it was full and most of it their tenant's; they could not be answered within their "
     "client's time; the workers had no room, or there was none, for as long as they may wait.",
 )  # fmt: skip
+OBJECTIVE_TARGET = Family(
+    _PREFIX + "objective_target",
+    Kind.GAUGE,
+    _SERVICE,
+    "Share of requests that must be good: objective.target of the model service.",
+)
 WORKERS_EJECTED = Family(
     _PREFIX + "workers_ejected", Kind.GAUGE, (*_POOL, "cause"), "Ready workers that are left alone, by cause."
 )
@@ -250,7 +256,8 @@ FAMILIES = (
     FILE_FAILURES, FILE_VALID, BODY_BYTES, BODIES_REFUSED, KEEP_ALIVES,
     INDEX_WORKERS, TOKENISED,
     MESH_PEERS, MESH_MESSAGES, MESH_TROUBLES, MESH_LEASES, MESH_EXPIRED, MESH_SILENCE, PROCESSES, PROCESS_RESTARTS,
-    QUEUE_REQUESTS, QUEUE_BYTES, QUEUE_SERVED, QUEUE_SECONDS, QUEUE_REFUSED, WORKERS_EJECTED, EJECTIONS, EJECTIONS_SPARED,
+    QUEUE_REQUESTS, QUEUE_BYTES, QUEUE_SERVED, QUEUE_SECONDS, QUEUE_REFUSED, OBJECTIVE_TARGET,
+    WORKERS_EJECTED, EJECTIONS, EJECTIONS_SPARED,
 )  # fmt: skip
 
 

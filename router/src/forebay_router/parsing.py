@@ -14,6 +14,7 @@ import orjson
 from forebay_router import errors
 from forebay_router.endpoints import Endpoint
 from forebay_router.index.content import Content, content_of
+from forebay_router.index.sessions import session_of
 from forebay_router.serialising import TooDeepError
 
 BYTES_PER_TOKEN = 4
@@ -45,6 +46,8 @@ class ParsedRequest:
     """Answers asked for; token counts are their sum."""
     content: Content | None = None
     """The prompt as the prefix index sees it; None where workers cache none, or where it is too short to matter."""
+    session: int | None = None
+    """What the client calls its session, as a hash."""
     tokens_told: bool = False
     """Its tokens have been made, or cannot be; they are in `content`."""
 
@@ -78,6 +81,7 @@ def parse_request(endpoint: Endpoint, headers: Mapping[bytes, bytes], body: byte
         output_tokens=_expected_output(fields),
         choices=_choices(fields),
         content=_content(fields) if endpoint.prompted and len(body) >= CONTENT_MIN_BYTES else None,
+        session=session_of(headers, fields),
     )
 
 

@@ -283,7 +283,7 @@ class Placing:
         lora = None
         if parsed.content.token_ids is not None and self.index.precise.ranks:
             lora = service.adapter_of(parsed.model)
-        return self.index.look_up(str(service.spec.key), parsed.content, lora=lora)
+        return self.index.look_up(str(service.spec.key), parsed.content, lora=lora, session=parsed.session)
 
     def _demand(self, service: Service, parsed: ParsedRequest, tried: frozenset[str], look_up: LookUp | None) -> Demand:
         splittable = parsed.endpoint.splittable and parsed.fields is not None
@@ -304,6 +304,7 @@ class Placing:
             objective=service.spec.objective,
             displacement=None if look_up is None else look_up.displacement,
             adapter=None if parsed.model in {None, service.spec.models[0]} else service.adapter_of(parsed.model),
+            start=0 if look_up is None else look_up.start,
         )
 
     def _take(
@@ -311,7 +312,7 @@ class Placing:
     ) -> Place:
         """Lease what was chosen."""
         now_s = time.monotonic()
-        uncached = max(1, choice.prediction.uncached_tokens)
+        work = max(1, round(choice.prediction.work_tokens))
         workers = self.table.workers
         worker = workers[choice.worker.uid]
         prefiller = worker if choice.prefill is None else workers[choice.prefill.uid]
@@ -319,12 +320,12 @@ class Placing:
         trip = Trip.begin(str(service.spec.key), choice, look_up, dispatch, now_s)
         take = self.table.take
         if choice.prefill is None:
-            lease = take(worker, prompt_tokens=uncached, output_tokens=demand.output_tokens, visible=leaning.visible)
+            lease = take(worker, prompt_tokens=work, output_tokens=demand.output_tokens, visible=leaning.visible)
             place = Place(lease, None, choice, trip, self.guard)
         else:
             if look_up is not None:
                 self.index.passed_on(worker.spec.uid, look_up.content)
-            prefill = take(prefiller, prompt_tokens=uncached, output_tokens=1)
+            prefill = take(prefiller, prompt_tokens=work, output_tokens=1)
             lease = take(worker, prompt_tokens=0, output_tokens=demand.output_tokens)
             place = Place(lease, prefill, choice, trip, self.guard)
         if leaning.filler:

@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 from forebay_api.modelservice import Role
 from forebay_api.objective import Objective
 from forebay_router.backlog import Backlog
-from forebay_router.fitting import chance_within
+from forebay_router.fitting import chance_within, work_of
 from forebay_router.speed import PoolSpeed, Speed, Terms
 
 _NO_OBJECTIVE: Final = Objective(ttft_s=1.0, tpot_s=0.05, target=0.9)
@@ -17,6 +17,12 @@ _NOTHING: Final[Mapping[str, int]] = MappingProxyType({})
 NOTHING_S: Final = 1e-3
 """A prompt that takes less delays nobody to speak of."""
 _DISPLACEMENT_MAX: Final = 4.0
+AGAIN: Final = 1.0
+"""What computing costs besides where caches are full, as a share of its time: the least price that first tokens are no later by.
+
+Without it choices are as good for the request and leave fewer hits; with several times as much, requests wait for hits that do
+not pay (docs/router.md has the figures).
+"""
 LOADED_MAX: Final = 8
 """Adapters of a worker that are thought to be loaded."""
 
@@ -28,7 +34,7 @@ class Load:
     requests: int = 0
     """Requests in flight."""
     prompt_tokens: int = 0
-    """Prompt tokens to compute of requests whose first token has not come."""
+    """Work of the prompt tokens to compute of requests whose first token has not come."""
     output_tokens: int = 0
     """Output tokens expected of the requests in flight."""
     backlog: Backlog = field(default_factory=Backlog)
@@ -100,7 +106,7 @@ class Displacement(NamedTuple):
     def of(self, uid: str) -> float:
         """For one worker."""
         victim = self.victims.get(uid)
-        return 0.0 if victim is None else min(_DISPLACEMENT_MAX, self.odds_by_age / max(1, self.now - victim))
+        return AGAIN if victim is None else AGAIN + min(_DISPLACEMENT_MAX, self.odds_by_age / max(1, self.now - victim))
 
 
 class Demand(NamedTuple):
@@ -123,6 +129,8 @@ class Demand(NamedTuple):
     """What it costs to push content out of caches; None where nothing is missed."""
     adapter: str | None = None
     """The LoRA adapter that it is for."""
+    start: int = 0
+    """Names the first block of the prompt that not nearly every request shares; 0 where it is not known."""
 
 
 class Prediction(NamedTuple):
@@ -142,8 +150,10 @@ class Prediction(NamedTuple):
     comfortable: bool
     """Meets the objective with at least its target probability."""
     ahead_tokens: float = 0.0
-    """Prompt tokens queued ahead."""
+    """Work queued ahead, in prompt tokens."""
     ahead_prompts: float = 0.0
+    work_tokens: float = 0.0
+    """What computing the uncached tokens takes, in tokens at the beginning of a prompt."""
 
 
 def predict(candidates: Sequence[Candidate], demand: Demand, now_s: float) -> list[Prediction]:
@@ -156,12 +166,13 @@ def predict(candidates: Sequence[Candidate], demand: Demand, now_s: float) -> li
         load, speed = one.load, one.speed
         pool = speed.pool
         terms = pool.terms(objective)
-        base_s, token_s, prompt_s, _, _, stall_s, bounds, per_ttft, per_tpot = terms
+        base_s, token_s, prompt_s, _, _, stall_s, bounds, per_ttft, per_tpot, bend = terms
         requests, factor = load.requests, speed.first_token.value
         held = cached.get(one.uid, 0) if cached else 0
         uncached = prompt - held if held < prompt else 0
         to_compute = prompt - common if held < common <= prompt else uncached
-        own_s = token_s * factor * to_compute
+        work = work_of(prompt, to_compute, bend)
+        own_s = token_s * factor * work
         tokens = prompts = wait_s = 0.0
         if load.backlog.prompts:
             tokens, prompts = load.backlog.left(token_s * factor, now_s, prompt_s * factor)
@@ -179,13 +190,14 @@ def predict(candidates: Sequence[Candidate], demand: Demand, now_s: float) -> li
         tpot_s = 0.0
         if one.role is not _PREFILL:
             tpot_s, growth_s, pace = _pace(one, terms)
-            cost += (tpot_s + requests * (to_compute * stall_s * pace * per_output + growth_s)) * per_tpot
+            cost += (tpot_s + requests * (work * stall_s * pace * per_output + growth_s)) * per_tpot
         comfortable = ttft_s <= bounds[0] and tpot_s <= bounds[1]
         chance = 1.0
         if not comfortable:
             chance = chance_of(objective, (ttft_s, tpot_s), pool, pool)
             cost += 1 - chance
-        made.append(Prediction(one.uid, wait_s, uncached, ttft_s, tpot_s, cost, chance, comfortable, tokens, prompts))
+        sums = (tokens, prompts, work_of(prompt, uncached, bend))
+        made.append(Prediction(one.uid, wait_s, uncached, ttft_s, tpot_s, cost, chance, comfortable, *sums))
     return made
 
 
@@ -238,4 +250,5 @@ def join(first: Prediction, second: Prediction, pools: tuple[PoolSpeed, PoolSpee
         comfortable,
         first.ahead_tokens,
         first.ahead_prompts,
+        first.work_tokens,
     )

@@ -13,16 +13,19 @@ from random import Random
 from typing import Final
 
 from forebay_api.modelservice import Role
-from forebay_router.predicting import NOTHING_S, Candidate, Demand, chance_of
+from forebay_router.fitting import work_of
+from forebay_router.predicting import NOTHING_S, Candidate, Demand, chance_of, predict
+from forebay_router.speed import TRAFFIC_S
 
 SLOW_START: Final = 4
+COPY_SHARE: Final = 1 / 64
 _PREFILL: Final = Role.PREFILL
 
 
 def cheapest(candidates: Sequence[Candidate], demand: Demand, now_s: float, rng: Random) -> Candidate | None:
     """The candidate with the least cost, or None where none can take the request.
 
-    Of equal ones the one with the fewest requests in flight, then a random one.
+    Of equal ones the one with the fewest requests in flight, then that which had less to do of late of two random ones.
     """
     if len(candidates) == 1:
         only = candidates[0]
@@ -38,7 +41,7 @@ def _has_room(one: Candidate, demand: Demand) -> bool:
 def _cheapest(  # noqa: C901, PLR0912, PLR0915  (every call in this loop is paid for by each request, once a worker)
     candidates: Sequence[Candidate], demand: Demand, now_s: float, rng: Random, *, slow_start: float
 ) -> Candidate | None:
-    prompt, output, _, excluded, cached, common, objective, displacement, adapter = demand
+    prompt, output, _, excluded, cached, common, objective, displacement, adapter, _ = demand
     per_output = 1 / (output or 1)
     lowest = fewest = inf
     best: list[Candidate] = []
@@ -55,7 +58,7 @@ def _cheapest(  # noqa: C901, PLR0912, PLR0915  (every call in this loop is paid
             continue
         if speed.pool is not pool:
             pool = speed.pool
-            base_s, token_s, prompt_s, step_s, growth_s, stall_s, (ttft_max_s, tpot_max_s), per_ttft, per_tpot = (
+            base_s, token_s, prompt_s, step_s, growth_s, stall_s, (ttft_max_s, tpot_max_s), per_ttft, per_tpot, bend = (
                 pool.terms(objective)
             )
             small = not cached and adapter is None and prompt * token_s <= NOTHING_S
@@ -74,11 +77,11 @@ def _cheapest(  # noqa: C901, PLR0912, PLR0915  (every call in this loop is paid
                 to_compute = prompt - common
         elif 0 < common <= prompt:
             to_compute = prompt - common
-        own_s = token_s * factor * to_compute
-        backlog = load.backlog
+        work = to_compute * (1 + bend * (2 * prompt - to_compute))
+        own_s = work * token_s * factor
         wait_s = 0.0
-        if backlog.prompts:
-            tokens, prompts = backlog.left(token_s * factor, now_s, prompt_s * factor)
+        if load.backlog.prompts:
+            tokens, prompts = load.backlog.left(token_s * factor, now_s, prompt_s * factor)
             wait_s = (tokens * token_s + prompts * prompt_s) * factor
         ttft_s = wait_s + base_s * factor + own_s
         if adapter is not None and adapter not in one.adapters:
@@ -94,7 +97,7 @@ def _cheapest(  # noqa: C901, PLR0912, PLR0915  (every call in this loop is paid
         if one.role is not _PREFILL:
             own_growth_s = growth_s * pace
             tpot_s = step_s * pace + own_growth_s * (requests + 1)
-            cost += (tpot_s + requests * (to_compute * stall_s * pace * per_output + own_growth_s)) * per_tpot
+            cost += (tpot_s + requests * (work * stall_s * pace * per_output + own_growth_s)) * per_tpot
         if ttft_s > ttft_max_s or tpot_s > tpot_max_s:
             if cost > lowest:
                 continue
@@ -104,7 +107,35 @@ def _cheapest(  # noqa: C901, PLR0912, PLR0915  (every call in this loop is paid
             best = [one]
         elif cost == lowest:
             best.append(one)
-    return best[0] if len(best) == 1 else _fewest(best, rng)
+    return best[0] if len(best) == 1 else _calm(best, rng, now_s)
+
+
+def relief(chosen: Candidate, candidates: Sequence[Candidate], demand: Demand, now_s: float, rng: Random) -> Candidate:
+    """The chosen one; or, while it gets far more than its share of the prompts, another one that is to hold this one's, too.
+
+    This is how a hot prefix spreads before its worker has a queue: asked for what was sent to it twice in a row. All
+    copies of a pool take at most `COPY_SHARE` of the time that its prompts take.
+    """
+    speed = chosen.speed
+    held = demand.cached.get(chosen.uid, 0)
+    if held <= demand.common_tokens or not speed.overrun(now_s):
+        return chosen
+    pool = speed.pool
+    fair = pool.prompts.at(now_s) / pool.workers
+    others = [one for one in candidates if one.speed.pool is pool and one.speed.prompts.at(now_s) <= fair]
+    other = cheapest(others, demand, now_s, rng) if others else None
+    if other is None:
+        return chosen
+    copied_s = copied_by(other, chosen, demand) * other.token_s
+    affordable = pool.copies_s.at(now_s) + copied_s / TRAFFIC_S <= COPY_SHARE * pool.work_s.at(now_s)
+    return other if affordable and predict((other,), demand, now_s)[0].comfortable else chosen
+
+
+def copied_by(other: Candidate, chosen: Candidate, demand: Demand) -> float:
+    """Work that a request is more there than here."""
+    prompt, bend = demand.prompt_tokens, other.speed.pool.bend.value
+    here, there = (min(demand.cached.get(one.uid, 0), prompt) for one in (chosen, other))
+    return work_of(prompt, prompt - there, bend) - work_of(prompt, prompt - here, bend)
 
 
 def calmest(candidates: Sequence[Candidate], demand: Demand, rng: Random) -> Candidate | None:
@@ -135,6 +166,20 @@ def calmest(candidates: Sequence[Candidate], demand: Demand, rng: Random) -> Can
         if best:
             break
     return best[0] if len(best) == 1 else _fewest(best, rng)
+
+
+def _calm(equal: Sequence[Candidate], rng: Random, now_s: float) -> Candidate | None:
+    """Of equal ones those with the fewest requests in flight; of two of these at random the one that had less to do of late."""
+    if not equal:
+        return None
+    fewest = min([one.load.requests for one in equal])
+    equal = [one for one in equal if one.load.requests == fewest]
+    count = len(equal)
+    if count == 1:
+        return equal[0]
+    at = int(rng.random() * count)
+    one, other = equal[at], equal[(at + 1 + int(rng.random() * (count - 1))) % count]
+    return one if one.speed.busy.at(now_s) <= other.speed.busy.at(now_s) else other
 
 
 def _fewest(equal: Sequence[Candidate], rng: Random) -> Candidate | None:

@@ -2,9 +2,11 @@
 
 Workers of a pool are alike, so a pool has straight lines (`fitting`):
 
-    seconds to the first token = base + slope x prompt tokens to compute + second x prompts queued ahead
+    seconds to the first token = base + slope x work of the prompt tokens to compute + second x prompts queued ahead
     seconds per output token   = base + slope x sequences in flight + second x prompt tokens computed there per token meanwhile
     seconds of a handover      = base + slope x prompt tokens
+
+Work is tokens, those deep in a prompt counting more (`fitting`): 100,000 may take twice what a line through short prompts says.
 
 The tokens queued ahead count like its own. What each queued prompt costs besides its tokens differs between engines: next to
 nothing where several are computed in one step, a whole step where they are not. The same goes for what prompts do to the
@@ -26,7 +28,7 @@ from math import copysign, exp, log, sqrt
 from typing import Final, NamedTuple
 
 from forebay_api.objective import Objective
-from forebay_router.fitting import FIRST_SPREAD, MEMORY, OUTLIER, SEED_WEIGHT, SMALLEST_S, Line
+from forebay_router.fitting import FIRST_SPREAD, MEMORY, OUTLIER, SEED_WEIGHT, SMALLEST_S, Bend, Line
 
 _DEVIATIONS: Final[tuple[tuple[float, float], ...]] = (
     (0.5, 0.674),
@@ -64,6 +66,8 @@ class Seed:
     origin: Origin
     kv_tokens: int | None = None
     """Tokens that the KV cache of a worker holds, where that is known."""
+    bend: float = 0.0
+    """How much more a prompt token takes for each token before it, as a share."""
 
 
 ASSUMED: Final = Seed(0.01, 1 / 20_000, 0.008, 0.000_05, Origin.ASSUMED)
@@ -84,6 +88,8 @@ _MEASURED: Final = 8
 TRAFFIC_S: Final = 30.0
 """Time over which traffic is averaged."""
 _BUSY_MAX: Final = 0.9
+SHARE_MAX: Final = 1.4
+"""Prompts of a worker over the mean of its pool that are still even."""
 
 
 class Terms(NamedTuple):
@@ -102,6 +108,8 @@ class Terms(NamedTuple):
     per_ttft: float
     """1 / the objective's."""
     per_tpot: float
+    bend: float
+    """How much more a prompt token takes for each token before it."""
 
 
 @lru_cache(maxsize=64)
@@ -135,7 +143,8 @@ class PoolSpeed:
 
     seed: Seed = ASSUMED
     first_token: Line = field(init=False)
-    """Seconds to the first token by prompt tokens to compute and prompts queued ahead."""
+    """Seconds to the first token by the work of prompt tokens to compute and prompts queued ahead."""
+    bend: Bend = field(init=False)
     output_token: Line = field(init=False)
     """Seconds per output token by sequences in flight and by prompt tokens that are computed there per output token."""
     transfer: Line = field(init=False)
@@ -144,6 +153,10 @@ class PoolSpeed:
     """What loading an adapter adds to the first token."""
     prompts: Rate = field(default_factory=Rate)
     """That are computed, by all workers."""
+    work_s: Rate = field(default_factory=Rate)
+    """Of all of them."""
+    copies_s: Rate = field(default_factory=Rate)
+    """Of that, what was computed again to relieve a worker."""
     workers: int = 1
     """That prompts are sent to now."""
     beside: float = 0.0
@@ -170,6 +183,7 @@ class PoolSpeed:
         self._terms = None
         seed = self.seed
         self.first_token = Line(seed.first_token_s, seed.prefill_token_s, _USUAL_PROMPT, 0.0, _USUAL_QUEUE)
+        self.bend = Bend(seed.bend)
         self.output_token = Line(seed.step_s, seed.step_growth_s, _USUAL_BATCH, seed.prefill_token_s, _USUAL_STALL)
         self.transfer = Line(_TRANSFER_BASE_S, _TRANSFER_TOKEN_S, _USUAL_PROMPT)
 
@@ -193,6 +207,7 @@ class PoolSpeed:
             ),
             1 / objective.ttft_s,
             1 / objective.tpot_s,
+            self.bend.value,
         )
         return terms
 
@@ -249,13 +264,29 @@ class Speed:
     output_token: Factor = field(default_factory=Factor)
     busy: Rate = field(default_factory=Rate)
     """Share of the time in which it computes prompts."""
+    prompts: Rate = field(default_factory=Rate)
+    """That are sent here."""
+    last_start: int = 0
+    """How the last one began."""
     finished: int = 0
     """Requests that the worker has answered."""
 
-    def sent(self, now_s: float, work_s: float) -> None:
-        """A prompt is sent that will take so long, its cached part left out."""
+    def sent(self, now_s: float, work: float, copied: float = 0.0) -> None:
+        """A prompt is sent that is so much work, its cached part left out; so much of it to relieve another worker."""
+        pool, factor = self.pool, self.first_token.value
+        line = pool.first_token
+        work_s = (line.slope * work + line.second) * factor
         self.busy.note(now_s, work_s)
-        self.pool.prompts.note(now_s, 1)
+        self.prompts.note(now_s, 1)
+        pool.prompts.note(now_s, 1)
+        pool.work_s.note(now_s, work_s)
+        if copied:
+            pool.copies_s.note(now_s, line.slope * copied * factor)
+
+    def overrun(self, now_s: float) -> bool:
+        """The worker gets more than its share of the pool's prompts, by more than chance explains."""
+        fair = self.pool.prompts.at(now_s) / self.pool.workers
+        return self.prompts.at(now_s) > SHARE_MAX * fair + 2 * sqrt(fair / TRAFFIC_S)
 
     def strain(self, now_s: float) -> float:
         """Prompts a second that will be sent here, over the share of time in which it has nothing to compute.
@@ -267,9 +298,17 @@ class Speed:
         pool = self.pool
         return pool.prompts.at(now_s) / pool.workers / (1 - min(_BUSY_MAX, self.busy.at(now_s)))
 
-    def saw_first_token(self, tokens: float, seconds: float, prompts: float = 0.0) -> None:
-        """A first token came after so long, with so many prompt tokens to compute until then and prompts queued ahead."""
-        self._observe(self.pool.first_token, self.first_token, (tokens, prompts), seconds, size=int(tokens))
+    def saw_first_token(self, work: float, seconds: float, prompts: float = 0.0, *, bent: float = 0.0) -> None:
+        """A first token came after so long, with so much work to do until then and prompts queued ahead.
+
+        `bent` is how much more that would have been for each unit of the bend.
+        """
+        pool = self.pool
+        line = pool.first_token
+        reach = line.slope * bent / max(SMALLEST_S, line.at(work, prompts))
+        deviation = self._observe(line, self.first_token, (work, prompts), seconds, size=int(work))
+        if bent:
+            pool.bend.observe(deviation, reach)
 
     def saw_output(
         self, sequences: float, token_s: float, *, tokens: int = 1, beside: float = 0.0, prompt: int = 0
@@ -283,9 +322,12 @@ class Speed:
         pool.written += tokens - pool.written / MEMORY
         self._observe(pool.output_token, self.output_token, (sequences, beside / tokens), token_s, size=prompt)
 
-    def _observe(self, line: Line, factor: Factor, at: tuple[float, float], y: float, *, size: int) -> None:
+    def _observe(self, line: Line, factor: Factor, at: tuple[float, float], y: float, *, size: int) -> float:
+        """Returns log(real / predicted) of the worker, before it is learnt from."""
         x, z = at
         deviation = log(min(max(y / max(SMALLEST_S, line.at(x, z)), 1 / OUTLIER), OUTLIER))
+        expected = factor.value
         factor.observe(line.note(size, deviation), line.mean)
         if line.observe(x, y / factor.value, z):
             self.pool.changed()
+        return deviation - log(expected)

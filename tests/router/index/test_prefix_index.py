@@ -6,11 +6,11 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay_router.index.approximate import ApproximateIndex
+from forebay_router.index.approximate import ApproximateIndex, Sent
 from forebay_router.index.audit import Audit, Source
 from forebay_router.index.content import Content, chain, content_of
 from forebay_router.index.events import Batch, Cleared, Stored
-from forebay_router.index.prefix_index import PrefixIndex
+from forebay_router.index.prefix_index import Known, PrefixIndex
 from forebay_router.index.sharing import SHARE, WINDOW, CommonStart, agreement
 
 
@@ -80,6 +80,14 @@ def test_tokens_per_byte_are_learnt_from_answers():
     looked = index.look_up("s", prompt)
     assert looked.prompt_tokens == 2048
     assert looked.cached == {"a": 2048}
+
+
+def test_what_a_smaller_bound_pushed_out_and_is_wanted_again_says_nothing_of_what_prompts_push_out():
+    known = Known()
+    known.note_push(Sent(0, 0, regretted_bytes=1024), 1)
+    assert known.displacement(ApproximateIndex(entries_max=10)) is None
+    known.note_push(Sent(0, 0, pushed_out_bytes=4096, victim=1), 2)
+    assert known.displacement(ApproximateIndex(entries_max=10)) is not None
 
 
 def test_a_right_prediction_is_audited_as_right():

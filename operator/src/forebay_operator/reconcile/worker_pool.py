@@ -65,6 +65,7 @@ class WorkerPoolReconciler:
         """Read, plan the drain, apply, report."""
         pool = await self.cluster.get(WORKER_POOL, key.namespace, key.name)
         if pool is None or is_terminating(pool):
+            self.applier.metrics.forget_pool(key.namespace, key.name)
             return Outcome(Result.GONE)
         spec = _parse(pool)
         if isinstance(spec, Cause):
@@ -163,6 +164,8 @@ class WorkerPoolReconciler:
         return stored, changed or written
 
     async def _report(self, pool: Manifest, wanted: Manifest) -> bool:
+        missing = max(0, int(pool["spec"].get("replicas", 0)) - int(wanted["status"].get("ready", 0)))
+        self.applier.metrics.workers_missing.labels(namespace_of(pool), name_of(pool)).set(missing)
         return await self.reporter.report(WORKER_POOL, pool, wanted)
 
 

@@ -26,6 +26,7 @@ from typing import Final
 from forebay_api.modelservice import Role
 from forebay_api.objective import Objective
 from forebay_router.choose import Choice
+from forebay_router.fitting import work_of
 from forebay_router.predicting import Candidate, Demand, Prediction
 from forebay_router.speed import ASSUMED, Origin
 
@@ -78,4 +79,5 @@ def cost_s(demand: Demand, candidate: Candidate | None) -> float:
     uncached = max(0, demand.prompt_tokens - max(best, demand.common_tokens))
     if candidate is None:
         return uncached * ASSUMED.prefill_token_s + demand.output_tokens * ASSUMED.step_growth_s
-    return uncached * candidate.token_s + demand.output_tokens * candidate.speed.pool.output_token.slope
+    work = work_of(demand.prompt_tokens, uncached, candidate.speed.pool.bend.value)
+    return work * candidate.token_s + demand.output_tokens * candidate.speed.pool.output_token.slope

@@ -1,7 +1,8 @@
 """How fast a pool's workers should be, by the capacity model. Pure.
 
-Until their speed is learnt from finished requests, the model's stands in: a line through two prompts, and one through two batches
-at a usual context. A model or an accelerator that it does not know gives none, and an assumed speed stands in.
+Until their speed is learnt from finished requests, the model's stands in: a line through the work of three prompts, and one
+through two batches at a usual context. For a model or an accelerator that it does not know an assumed speed
+stands in.
 """
 
 from collections.abc import Mapping
@@ -14,10 +15,12 @@ from forebay_capacity.fits import worker_of_pool
 from forebay_capacity.memory import kv_tokens_of
 from forebay_capacity.steptime import StepTimer, timer_of
 from forebay_capacity.worker import Worker
+from forebay_router.fitting import work_of
 from forebay_router.speed import Origin, Seed
 
 SHORT_PROMPT_TOKENS = 256
 USUAL_PROMPT_TOKENS = 2048
+LONG_PROMPT_TOKENS = 32_768
 USUAL_BATCH = 32
 """Sequences that decode together in one lane."""
 
@@ -48,12 +51,21 @@ def seed_of_timer(timer: StepTimer, lanes: int = 1, kv_tokens: int | None = None
     """The lines of a worker whose steps take as long as the timer says."""
     short_s, usual_s = (prefill_seconds(timer, tokens) for tokens in (SHORT_PROMPT_TOKENS, USUAL_PROMPT_TOKENS))
     alone_s, full_s = (decode_seconds(timer, batch, USUAL_PROMPT_TOKENS) for batch in (1, USUAL_BATCH))
-    token_s = (usual_s - short_s) / (USUAL_PROMPT_TOKENS - SHORT_PROMPT_TOKENS)
+    token_s, bend = _through(short_s, usual_s, prefill_seconds(timer, LONG_PROMPT_TOKENS))
     return Seed(
-        first_token_s=max(0.0, short_s - SHORT_PROMPT_TOKENS * token_s),
+        first_token_s=max(0.0, short_s - work_of(SHORT_PROMPT_TOKENS, SHORT_PROMPT_TOKENS, bend) * token_s),
         prefill_token_s=token_s / lanes,
         step_s=alone_s,
         step_growth_s=(full_s - alone_s) / (USUAL_BATCH - 1) / lanes,
         origin=Origin.PLANNED,
         kv_tokens=kv_tokens,
+        bend=bend,
     )
+
+
+def _through(short_s: float, usual_s: float, long_s: float) -> tuple[float, float]:
+    """(seconds a token at the very beginning, bend) of base + token_s x (n + bend x n^2) through the three prompts."""
+    short, usual, far = SHORT_PROMPT_TOKENS, USUAL_PROMPT_TOKENS, LONG_PROMPT_TOKENS
+    near_s, far_s = (usual_s - short_s) / (usual - short), (long_s - usual_s) / (far - usual)
+    bend = (far_s - near_s) / (near_s * (usual + far) - far_s * (short + usual))
+    return (near_s / (1 + bend * (short + usual)), bend) if bend > 0 else (near_s, 0.0)

@@ -21,6 +21,7 @@ from forebay_router.index.audit import Audit, Source
 from forebay_router.index.content import BLOCK_MIN_BYTES, ENDS, Content
 from forebay_router.index.holders import Held, slots_in
 from forebay_router.index.precise import PreciseIndex
+from forebay_router.index.sessions import Guess, Sessions
 from forebay_router.index.sharing import CommonStart
 from forebay_router.index.underway import Sending, Underway
 from forebay_router.predicting import Displacement
@@ -42,6 +43,7 @@ class Known:
     """What is learnt of one service's prompts."""
 
     common: CommonStart = field(default_factory=CommonStart)
+    sessions: Sessions = field(default_factory=Sessions)
     tokens_per_byte: float = FIRST_TOKENS_PER_BYTE
     answers: int = 0
     predicted_tokens: int = 0
@@ -66,7 +68,7 @@ class Known:
 
     def displacement(self, index: ApproximateIndex) -> Displacement | None:
         """What it costs to push content out of caches now; None where nothing that is pushed out is missed."""
-        if not self.regretted:
+        if not self.regretted or not self.pushed_out:  # what a bound that shrank pushed out is nobody's prompt's doing
             return None
         regret = min(_REGRET_MAX, self.regretted / self.pushed_out)
         return Displacement(regret / (1 - regret) * self.victim_age, index.records, index.victims)
@@ -100,6 +102,11 @@ class LookUp:
     """What events say, of every worker they tell of, whether or not it is used."""
     displacement: Displacement | None
     known: Known
+    start: int = 0
+    """Names the first block behind what nearly every request shares."""
+    session: int | None = None
+    guess: Guess | None = None
+    """What the session's name adds to `cached`."""
 
 
 @dataclass(slots=True)
@@ -159,7 +166,7 @@ class PrefixIndex:
 
     # -- a request ----------------------------------------------------------------------------------------------------
 
-    def look_up(self, service: str, content: Content, *, lora: str | None = None) -> LookUp:
+    def look_up(self, service: str, content: Content, *, lora: str | None = None, session: int | None = None) -> LookUp:
         """What each worker holds of a prompt. `lora` names the adapter, for requests to one."""
         known = self.services.get(service)
         if known is None:
@@ -170,7 +177,7 @@ class PrefixIndex:
         precise = NOWHERE
         if content.token_ids is not None and self.precise.ranks:
             precise = self._precise(content, ratio, lora)
-        return LookUp(
+        found = LookUp(
             content=content if content.token_ids is None else replace(content, token_ids=None),
             prompt_tokens=round(content.size_bytes * ratio),
             tokens_per_byte=ratio,
@@ -179,7 +186,22 @@ class PrefixIndex:
             precise=precise,
             displacement=known.displacement(self.approximate) if content.hashes else None,
             known=known,
+            start=known.common.start_of(content),
+            session=session,
         )
+        if session is not None:
+            self._guess(found, known.sessions, session)
+        return found
+
+    def _guess(self, found: LookUp, sessions: Sessions, session: int) -> None:
+        """Add what the session's name lets expect, at the worker that had its last prompt."""
+        uid = sessions.worker_of(session)
+        if uid is None or uid not in self.audits or isinstance(found.cached, Held):
+            return
+        seen = max(found.cached.get(uid, 0), found.common_tokens)
+        guess = found.guess = sessions.guess(session, seen, found.prompt_tokens)
+        if guess is not None and guess.expected > seen:
+            found.cached = {**found.cached, uid: guess.expected}
 
     def _precise(self, content: Content, ratio: float, lora: str | None) -> dict[str, int]:
         """What events tell, and what is under way."""
@@ -222,6 +244,8 @@ class PrefixIndex:
         """The prompt goes to a worker."""
         sent, promised = self.passed_on(uid, look_up.content), look_up.precise.get(uid)
         look_up.known.note_push(sent, self.approximate.records)
+        if look_up.session is not None:
+            look_up.known.sessions.went(look_up.session, uid, look_up.prompt_tokens)
         sending = None if promised is None else self.underway.note(uid, look_up.content, self.clock())
         return Dispatch(uid, look_up, sent, self.source_of(uid, look_up), promised, sending)
 
@@ -251,6 +275,9 @@ class PrefixIndex:
         audit = self.audits.get(dispatch.uid)
         if cached_tokens is None or audit is None:
             return
+        guess = dispatch.look_up.guess
+        if guess is not None and guess.uid == dispatch.uid:
+            known.sessions.answered(guess, cached_tokens)
         tokens_per_byte = prompt_tokens / content.size_bytes
         predicted: dict[Source, float] = {Source.APPROXIMATE: dispatch.sent.predicted_bytes * tokens_per_byte}
         if dispatch.precise_tokens is not None:

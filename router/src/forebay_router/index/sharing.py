@@ -66,6 +66,11 @@ class CommonStart:
         count = len(self.ordered)
         return self.ordered[int(count * (1 - SHARE))] if count >= _MINIMUM else 0
 
+    def start_of(self, content: Content) -> int:
+        """The hash of a prompt's first block behind the common start; 0 where there is none."""
+        common = self.blocks
+        return content.hashes[common] if common < len(content.hashes) else 0
+
     def bytes_in(self, content: Content) -> int:
         """Bytes of a prompt that are the common start, as far as it goes along."""
         common = self.blocks

@@ -17,6 +17,8 @@ _ADDED: Final = frozenset({"counter", "histogram", "summary"})
 OTHERWISE: Final[Mapping[str, Callable[[Iterable[float]], float]]] = {
     metrics.WORKERS.name: max,
     metrics.INDEX_WORKERS.name: max,
+    metrics.WORKERS_EJECTED.name: max,
+    metrics.OBJECTIVE_TARGET.name: max,
     metrics.SYNCED.name: min,
     metrics.MESH_PEERS.name: max,
     metrics.MESH_SILENCE.name: max,

@@ -68,6 +68,7 @@ class Forebay:
             common_tokens=look_up.common_tokens,
             objective=self._objective,
             displacement=look_up.displacement,
+            start=look_up.start,
         )
         choice = choose(demand, snapshot, self._chance, now_s)
         if choice is None:
@@ -77,7 +78,7 @@ class Forebay:
         self._trips[job.number] = Trip.begin(_SERVICE, choice, look_up, dispatch, now_s)
         if choice.prefill is not None:
             self._index.passed_on(choice.worker.uid, look_up.content)
-        return Placement(choice.worker, choice.prefill, max(1, choice.prediction.uncached_tokens))
+        return Placement(choice.worker, choice.prefill, max(1, round(choice.prediction.work_tokens)))
 
     def _meet(self, snapshot: Snapshot) -> None:
         if snapshot is not self._snapshot:

@@ -1,0 +1,96 @@
+"""What the names of sessions add to what prompts show."""
+
+import pytest
+
+from forebay_router.index.approximate import ApproximateIndex
+from forebay_router.index.content import Content, chain
+from forebay_router.index.prefix_index import PrefixIndex
+from forebay_router.index.sessions import NAME_MAX_BYTES, SESSIONS_MAX, Sessions, session_of
+
+NAMED = {
+    "a header": ({b"x-session-id": b"one"}, {}),
+    "another router's header": ({b"x-dynamo-session-id": b"one"}, {}),
+    "a key": ({}, {"prompt_cache_key": "one"}),
+    "a user": ({}, {"user": "one", "prompt_cache_key": None}),
+    "a header before a field": ({b"x-session-id": b"one"}, {"user": "two"}),
+}
+UNNAMED = {
+    "nothing": ({}, {}),
+    "an empty name": ({b"x-session-id": b""}, {"user": ""}),
+    "another type": ({}, {"user": ["one"]}),
+    "a long name": ({}, {"user": "x" * (NAME_MAX_BYTES + 1)}),
+}
+
+
+@pytest.mark.parametrize("case", NAMED)
+def test_where_a_session_is_named(case):
+    assert session_of(*NAMED[case]) == session_of({b"x-session-id": b"one"}, {})
+
+
+@pytest.mark.parametrize("case", UNNAMED)
+def test_where_none_is_named(case):
+    assert session_of(*UNNAMED[case]) is None
+
+
+def test_only_the_last_sessions_are_kept():
+    sessions = Sessions()
+    for session in range(SESSIONS_MAX + 10):
+        sessions.went(session, "a", 1000)
+    assert len(sessions) == SESSIONS_MAX
+    assert sessions.worker_of(9) is None
+    assert sessions.worker_of(10) == "a"
+
+
+def prompt(name: str) -> Content:
+    data = name.encode().ljust(4000, b".")
+    return Content(chain(data, 0), len(data))
+
+
+def index_of(*uids: str) -> PrefixIndex:
+    made = PrefixIndex(ApproximateIndex(100_000))
+    for uid in uids:
+        made.add_worker(uid)
+    return made
+
+
+def turn(index: PrefixIndex, name: str, session: int | None, cached_tokens: int):
+    """A prompt that goes to `a`; returns what was known of it."""
+    looked = index.look_up("s", prompt(name), session=session)
+    sent = index.sent("a", looked)
+    index.answered("s", sent, prompt_tokens=1000, cached_tokens=cached_tokens)
+    return looked
+
+
+def test_a_rewritten_history_is_expected_where_its_session_was():
+    """The engine keeps nine tenths, whatever the text looks like from here."""
+    index = index_of("a", "b")
+    assert turn(index, "first", 1, 0).cached == {}
+    for at in range(60):
+        assert set(turn(index, f"rewritten {at}", 1, 900).cached) == {"a"}
+    assert index.look_up("s", prompt("again"), session=1).cached["a"] == pytest.approx(900, rel=0.05)
+    assert index.look_up("s", prompt("again"), session=2).cached == {}
+    assert index.look_up("s", prompt("again")).cached == {}
+
+
+def test_a_name_that_many_chats_share_comes_to_mean_nothing():
+    index = index_of("a", "b")
+    for at in range(200):
+        turn(index, f"chat {at}", 1, 0)
+    assert index.look_up("s", prompt("another"), session=1).cached.get("a", 0) < 20
+
+
+def test_a_name_takes_nothing_from_what_the_content_shows():
+    index = index_of("a", "b")
+    for _ in range(50):
+        turn(index, "same", 1, 1000)
+    seen = index.look_up("s", prompt("same")).cached["a"]
+    assert seen <= index.look_up("s", prompt("same"), session=1).cached["a"] <= seen + 8, (
+        "no more than the last, partial block"
+    )
+
+
+def test_a_worker_that_is_gone_holds_nothing_of_a_session():
+    index = index_of("a", "b")
+    turn(index, "first", 1, 0)
+    index.drop_worker("a")
+    assert index.look_up("s", prompt("second"), session=1).cached == {}
