@@ -42,6 +42,14 @@ bench: programs ## the measurements; results in build/bench
 bench-router: .venv/.synced ## the router beside others on one core; installs them; results in build/bench/router.md (ROUNDS=3, ROUTERS=a,b)
 	@$(PY) -m tests.bench.routers --rounds $(or $(ROUNDS),3) $(if $(ROUTERS),--routers $(ROUTERS))
 
+.PHONY: compiled-router
+compiled-router: .venv/.synced ## the router compiled to machine code (needs a C compiler): build/compiled/forebay-router
+	@$(PY) router/compiling.py build/compiled
+
+.PHONY: test-compiled
+test-compiled: compiled-router ## the router's tests against the compiled router
+	@PYTHONPATH=build/compiled:$$PYTHONPATH $(PY) -m pytest -q tests/router -m "not cluster and not e2e and not real_engine and not bench" $(ARGS)
+
 .PHONY: bench-autoscaler
 bench-autoscaler: .venv/.synced ## scaling policies side by side in the fleet simulator (ARGS=--quick for a smoke test)
 	@$(PY) -m tests.bench.autoscaler $(ARGS)

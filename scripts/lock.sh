@@ -11,3 +11,6 @@ for component in operator router autoscaler; do
   "$uv" export --quiet --frozen --package "forebay-$component" --no-dev --no-emit-workspace --no-annotate --no-header \
     --format requirements.txt -o "deploy/images/$component.txt"
 done
+# What compiles the router for its image.
+"$uv" export --quiet --frozen --only-group compile --no-emit-workspace --no-annotate --no-header \
+  --format requirements.txt -o deploy/images/compiler.txt

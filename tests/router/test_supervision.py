@@ -109,7 +109,7 @@ async def test_streams_outlive_every_loop_that_fails(monkeypatch, tmp_path):
         await client.read_head()
         failures = router.process.router.tools.supervisor.failures
         broken = {
-            Background.TIME_LIMITS: (router.process.router.tools.placing.guard, "sweep"),
+            Background.TIME_LIMITS: (router.process.router.tools.protection.quotas, "share"),
             Background.WATCH: (router.process.watch, "observe"),
             Background.DISCOVERY: (router.process.discovery, "_probe"),
             Background.KV_EVENTS: (router.process.kv_events, "_sources"),

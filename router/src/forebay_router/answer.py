@@ -21,7 +21,6 @@ import math
 import re
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Protocol
 
@@ -112,12 +111,12 @@ class Answer:
     """The router itself reads it, as one piece."""
     carrier_lost = False
     """A connection that the request had been written to ended."""
-    carrier: Carrier | None = None
-    """Brings the answer, from when it is sent for until it is over."""
     _buffered_bytes = 0
 
     def __init__(self, listener: Listener, *, now_s: float, scanner: EventScanner | None = None) -> None:
         self.listener: Listener = listener
+        self.carrier: Carrier | None = None
+        """Brings the answer, from when it is sent for until it is over."""
         self.headers: Headers = []
         self.fields: dict[bytes, bytes] = {}
         """Headers by name."""
@@ -272,12 +271,3 @@ class Answer:
         if not self.paused and now_s > self.last_byte_s + self.idle_limit_s:
             return FailureReason.IDLE_TIMEOUT
         return None
-
-
-@dataclass(slots=True, kw_only=True)
-class WorkerRefusal(WorkerFailure):
-    """The worker answered, with an error that another worker may not give."""
-
-    answer: Answer
-    """Complete; relayed when no other worker is left."""
-    answered: bool = True

@@ -61,9 +61,9 @@ class ClientConnections:
     """Requests that are being answered."""
     _all_answered: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def make(self) -> "ClientConnection":
+    def make(self) -> asyncio.Protocol:
         """The protocol of a new connection."""
-        return ClientConnection(self)
+        return cast("asyncio.Protocol", ClientConnection(self))
 
     def drain(self) -> None:
         """Close idle connections; busy ones close after their answer."""
@@ -101,8 +101,8 @@ class ClientConnections:
             connection.expire(now_s, idle_s=idle_s, request_s=request_s)
 
 
-class ClientConnection(asyncio.Protocol):
-    """One TCP connection from a client."""
+class ClientConnection:
+    """One TCP connection from a client: an asyncio.Protocol in all but its ancestors, which would keep it from being compiled."""
 
     __slots__ = (
         "_closing",
@@ -136,6 +136,9 @@ class ClientConnection(asyncio.Protocol):
         """Called by the loop."""
         self.transport = cast("asyncio.Transport", transport)  # uvloop's are not subclasses
         self._shared.live.add(self)
+
+    def eof_received(self) -> None:
+        """Called by the loop: the client sends no more; the connection is closed."""
 
     def connection_lost(self, error: Exception | None) -> None:  # noqa: ARG002
         """Called by the loop: the client is gone; whatever runs for it stops."""

@@ -18,6 +18,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
 
 from forebay_router import errors, metrics, showing
+from forebay_router.compilation import compiled
 from forebay_router.discovery.source import Discovery
 from forebay_router.endpoints import ENDPOINTS
 from forebay_router.explaining import explain_request
@@ -203,6 +204,7 @@ def state_of(router: Router, discovery: Discovery) -> dict[str, Any]:
     now_s = time.monotonic()
     return {
         "ready": router.ready,
+        "compiled": compiled(),
         "draining": router.connections is not None and router.connections.draining,
         "discovery": {"synced": discovery.synced, "errors": discovery.failures},
         "leases": len(table.leases),

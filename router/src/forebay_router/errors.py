@@ -4,7 +4,7 @@
   - made by the functions below: bad body, unknown model, too large, no worker, queue full, ...
 - `WorkerFailure`: one attempt on one worker failed; the relay decides whether another worker is tried
   - `reason` says how (a bounded set: it is a metric label)
-  - its subclass `WorkerRefusal`, beside `Answer`, holds the worker's own error answer where it gave one
+  - its subclass `refusal.WorkerRefusal` holds the worker's own error answer where it gave one
 
 Bodies have the shape that the client's SDK expects: OpenAI's `{"error": {"message", "type", "param", "code"}}`, or Anthropic's
 `{"type": "error", "error": {"type", "message"}}` on its paths.

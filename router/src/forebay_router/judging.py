@@ -3,8 +3,9 @@
 Until the first content an answer can still be replaced by another worker's; afterwards a failure can only be told to the client.
 """
 
-from forebay_router.answer import Answer, WorkerRefusal
+from forebay_router.answer import Answer
 from forebay_router.errors import FailureReason, WorkerFailure
+from forebay_router.refusal import WorkerRefusal
 
 RETRIED_STATUSES = frozenset({500, 502, 503})
 """Answers of a worker that drains, dies or is full: another worker may well do it."""

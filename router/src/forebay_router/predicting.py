@@ -1,7 +1,6 @@
 """What a request will see on a worker. Pure. `choose` has the formulas and what is made of them."""
 
-from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final, NamedTuple
@@ -41,15 +40,27 @@ class Load:
     backlog: Backlog = field(default_factory=Backlog)
 
 
-class Adapters(OrderedDict[str, None]):
+class Adapters:
     """LoRA adapters that a worker has loaded, as far as is known: the last `LOADED_MAX` that it was sent requests for."""
+
+    __slots__ = ("_names",)
+
+    def __init__(self) -> None:
+        self._names: dict[str, None] = {}
+        """The one used last stands last."""
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._names
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
 
     def use(self, name: str) -> None:
         """A request for it was sent."""
-        self[name] = None
-        self.move_to_end(name)
-        while len(self) > LOADED_MAX:
-            self.popitem(last=False)
+        self._names.pop(name, None)
+        self._names[name] = None
+        while len(self._names) > LOADED_MAX:
+            del self._names[next(iter(self._names))]
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,7 @@ from pythonjsonlogger.json import JsonFormatter
 from forebay_api.objective import Objective
 from forebay_router.access_log import AccessLog
 from forebay_router.client import ClientConnections
+from forebay_router.compilation import compiled
 from forebay_router.control import ControlServer, control_app, control_server
 from forebay_router.discovery.source import Discovery
 from forebay_router.discovery.static import Address, Layout, ServiceDefaults, StaticDiscovery
@@ -195,7 +196,8 @@ class Process:
             connections.make, sock=data_socket, backlog=LISTEN_BACKLOG, **protection.data_tls
         )
         control, control_sockets = self._control(part)
-        log.info("router listens", extra={"data": str(self.listen_address), "control": str(self.control_address)})
+        addresses = {"data": str(self.listen_address), "control": str(self.control_address)}
+        log.info("router listens", extra={**addresses, "compiled": compiled()})
         async with asyncio.TaskGroup() as tasks:
             background = self._begin_background(tasks)
             serving = tasks.create_task(control.serve(sockets=control_sockets), name="control")

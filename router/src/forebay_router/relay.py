@@ -27,7 +27,7 @@ from forebay_api.objective import Objective, Outcome
 from forebay_router import errors, rewriting
 from forebay_router.access_log import AccessLog
 from forebay_router.accounting import Record, account
-from forebay_router.answer import Answer, Passing, WorkerRefusal
+from forebay_router.answer import Answer, Passing
 from forebay_router.attempt import Attempt
 from forebay_router.endpoints import Endpoint
 from forebay_router.errors import FailureReason, RequestRefused, WorkerFailure
@@ -38,6 +38,7 @@ from forebay_router.parsing import ParsedRequest, parse_request
 from forebay_router.placing import Place, Placing
 from forebay_router.protection import Admission, Protection
 from forebay_router.reading import Received
+from forebay_router.refusal import WorkerRefusal
 from forebay_router.reply import Reply
 from forebay_router.sse import EventScanner
 from forebay_router.supervision import Supervisor

@@ -93,7 +93,8 @@ class Reply:
 
     def write(self, block: bytes) -> None:
         """Write a part of the body."""
-        self.write_part(block)
+        write = self.write_part  # called in one go, mypyc takes the property for a method
+        write(block)
 
     def end(self) -> None:
         """The body is complete."""

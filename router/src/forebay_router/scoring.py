@@ -68,7 +68,7 @@ def _cheapest(  # noqa: C901, PLR0912, PLR0915  (every call in this loop is paid
             if requests > fewest:
                 continue
             if not load.backlog.prompts:
-                fewest = requests
+                fewest = float(requests)
         to_compute = prompt
         if cached:
             held = cached.get(one.uid, 0)

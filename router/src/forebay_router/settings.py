@@ -12,6 +12,7 @@ from typing import Any
 
 from forebay_api.modelservice import Role
 from forebay_router.access_log import AccessLogMode
+from forebay_router.compilation import version_line
 from forebay_router.options import ENVIRONMENT_PREFIX, GROUPS, OPTIONS, HostPort, Option, check_scheme
 from forebay_router.processes.part import PART_VARIABLE
 from forebay_router.protection import ProtectionSettings, protection_settings
@@ -91,6 +92,9 @@ def build_parser() -> argparse.ArgumentParser:
         epilog=_EPILOG,
         allow_abbrev=False,
         formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, max_help_position=40, width=118),
+    )
+    parser.add_argument(
+        "--version", action="version", version=version_line(), help="version, and whether it is compiled"
     )
     for title, options in GROUPS:
         group = parser.add_argument_group(title)

@@ -30,7 +30,14 @@ from typing import Final, NamedTuple
 from forebay_api.objective import Objective
 from forebay_router.fitting import FIRST_SPREAD, MEMORY, OUTLIER, SEED_WEIGHT, SMALLEST_S, Bend, Line
 
-_DEVIATIONS: Final = ((0.5, 0.674), (0.75, 1.15), (0.9, 1.645), (0.95, 1.96), (0.99, 2.576), (0.999, 3.29))
+_DEVIATIONS: Final[tuple[tuple[float, float], ...]] = (
+    (0.5, 0.674),
+    (0.75, 1.15),
+    (0.9, 1.645),
+    (0.95, 1.96),
+    (0.99, 2.576),
+    (0.999, 3.29),
+)
 """Target -> standard deviations that leave both times within their limits together that often."""
 _BEYOND_DOUBT: Final = 2.5
 """Standard errors."""

@@ -38,8 +38,8 @@ Request = tuple[bytes, ...]
 """A request's bytes, in one piece or a few."""
 
 
-class UpstreamConnection(asyncio.Protocol):
-    """One TCP connection to a worker."""
+class UpstreamConnection:
+    """One TCP connection to a worker: an asyncio.Protocol in all but its ancestors, which would keep it from being compiled."""
 
     __slots__ = (
         "_at_boundary",
@@ -172,6 +172,15 @@ class UpstreamConnection(asyncio.Protocol):
             self.transport.close()
         answer.finish()
 
+    def pause_writing(self) -> None:
+        """Called by the loop: the write buffer is full. A request is written at once, whatever its size."""
+
+    def resume_writing(self) -> None:
+        """Called by the loop: the write buffer has room again."""
+
+    def eof_received(self) -> None:
+        """Called by the loop: the worker sends no more; the connection is closed."""
+
     def connection_lost(self, error: Exception | None) -> None:
         """Called by the loop: the connection is gone."""
         self.transport = None
@@ -264,7 +273,8 @@ class _Opening:
     def pause(self) -> None:
         """Nothing is read yet."""
 
-    resume = pause
+    def resume(self) -> None:
+        """Nothing was paused."""
 
 
 @dataclass(slots=True)
@@ -295,10 +305,11 @@ class Upstreams:
 
     async def _connect(self, peer: Peer, request: Request, answer: Answer) -> None:
         loop = asyncio.get_running_loop()
+        connection = UpstreamConnection(peer, self)
         try:
             async with asyncio.timeout(self.connect_timeout_s):
-                _, connection = await loop.create_connection(
-                    lambda: UpstreamConnection(peer, self), **self.access.connecting(peer)
+                await loop.create_connection(
+                    lambda: cast("asyncio.Protocol", connection), **self.access.connecting(peer)
                 )
         except TimeoutError:
             message = f"{peer.name} did not accept a connection in {self.connect_timeout_s} s"

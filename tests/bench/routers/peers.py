@@ -1,5 +1,7 @@
 """The routers that are compared, and how the others are installed: each into a virtual environment of its own.
 
+Forebay runs compiled (`make compiled-router`), and once more interpreted; where it cannot be compiled, interpreted only.
+
 nginx is the floor of what a proxy costs; it is used when it is on PATH (Debian: nginx-light). The others come from PyPI at the
 versions below, once, into $XDG_CACHE_HOME/forebay/peers (~/.cache), outside of the checkout.
 """
@@ -10,9 +12,11 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 HOME = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "forebay" / "peers"
+_ROOT = Path(__file__).parents[3]
 _OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
 
 _NGINX = """worker_processes 1; daemon off; pid {folder}/nginx.pid;
@@ -52,6 +56,8 @@ class Router:
     """Pinned requirement, where it comes from PyPI."""
     split: bool = False
     """Prefill and decode apart."""
+    compiled: bool = False
+    """Ours, compiled."""
     environment: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -61,6 +67,8 @@ class Router:
 
     def install(self) -> bool:
         """Make it there; False where it cannot be."""
+        if self.compiled:
+            return compiled_router() is not None
         if self.package is None:
             return self.name != "nginx" or shutil.which("nginx") is not None
         if not (self.environment_folder / "done").exists():
@@ -83,9 +91,30 @@ def _nginx(place: Place) -> list[str]:
     return ["nginx", "-p", str(place.folder), "-c", str(file), "-e", str(place.folder / "nginx.errors")]
 
 
-def _forebay(place: Place, workers: list[str]) -> list[str]:
+@cache
+def compiled_router() -> str | None:
+    """The program that runs the compiled router, made where it is out of date; None where it cannot be, with a message."""
+    made = subprocess.run(
+        [sys.executable, _ROOT / "router/compiling.py", _ROOT / "build/compiled"],
+        check=False,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    return made.stdout.strip() if made.returncode == 0 else None
+
+
+def _forebay(place: Place, workers: list[str], *, compiled: bool) -> list[str]:
     listen = ["--listen", f"127.0.0.1:{place.port}", "--control", f"127.0.0.1:{place.metrics_port}"]
-    return [sys.executable, "-m", "forebay_router", *listen, *workers]
+    program = compiled_router() if compiled else None
+    return [*([sys.executable, "-m", "forebay_router"] if program is None else [program]), *listen, *workers]
+
+
+def _mixed(place: Place) -> list[str]:
+    return ["--workers", *place.workers]
+
+
+def _pairs(place: Place) -> list[str]:
+    return ["--prefill-workers", *place.halves[0], "--decode-workers", *place.halves[1]]
 
 
 def _rust(place: Place) -> list[str]:
@@ -143,7 +172,8 @@ ROUTERS = (
         ],
         SMG, environment=_OFFLINE,
     ),
-    Router("forebay", lambda place: _forebay(place, ["--workers", *place.workers])),
+    Router("forebay", lambda place: _forebay(place, _mixed(place), compiled=True), compiled=True),
+    Router("forebay-interpreted", lambda place: _forebay(place, _mixed(place), compiled=False)),
     Router(
         "vllm-pd",
         lambda place: [
@@ -152,9 +182,6 @@ ROUTERS = (
         ],
         VLLM, split=True,
     ),
-    Router(
-        "forebay-pd",
-        lambda place: _forebay(place, ["--prefill-workers", *place.halves[0], "--decode-workers", *place.halves[1]]),
-        split=True,
-    ),
+    Router("forebay-pd", lambda place: _forebay(place, _pairs(place), compiled=True), split=True, compiled=True),
+    Router("forebay-pd-interpreted", lambda place: _forebay(place, _pairs(place), compiled=False), split=True),
 )  # fmt: skip
