@@ -110,7 +110,7 @@ class Metrics:
         )
         self._told = [Told(family) for family in (self.desired, self.needed, self.good_rate, self.inputs_unknown)]
         self._add_memory()
-        self._add_waking()
+        self._add_asking()
         self._pools: dict[tuple[str, str, str], dict[Action, Counter]] = {}
         """Counters of decisions of those that have some."""
         self._begin_at_zero()
@@ -134,7 +134,7 @@ class Metrics:
             registry=self.registry,
         )
 
-    def _add_waking(self) -> None:
+    def _add_asking(self) -> None:
         self.wakes = Counter(
             "forebay_autoscaler_wakes",
             "Model services that got a worker because routers said that they hold requests.",
@@ -142,8 +142,13 @@ class Metrics:
         )
         checks = "Times that routers were asked for held requests, which is while a pool sleeps, by outcome."
         self.wake_checks = Counter("forebay_autoscaler_wake_checks", checks, ("outcome",), registry=self.registry)
+        checks = "Times that routers were asked for workers that they leave alone, by outcome."
+        self.ejection_checks = Counter(
+            "forebay_autoscaler_ejection_checks", checks, ("outcome",), registry=self.registry
+        )
         for outcome in ("ok", "failed"):
             self.wake_checks.labels(outcome)
+            self.ejection_checks.labels(outcome)
 
     def record(self, decisions: Iterable[Decision], *, leading: bool, now_s: float) -> None:
         """Make the series of decisions those of the given ones, and no others."""
