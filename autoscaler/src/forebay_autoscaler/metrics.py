@@ -12,6 +12,7 @@ from prometheus_client import (
     ProcessCollector,
 )
 
+from forebay_api.modelservice import AutoscalingMode
 from forebay_autoscaler.decision import Decision
 from forebay_autoscaler.queries import Signal
 from forebay_autoscaler.state import Action
@@ -100,7 +101,7 @@ class Metrics:
         self.decisions = Counter(
             "forebay_autoscaler_decisions", "Decisions, by action.", (*_POOL, "action"), registry=self.registry
         )
-        unknown = "Inputs of the last decision that were unknown or stale."
+        unknown = "Inputs of the last decision that were unknown or stale; absent in mode Off, where nothing is held for them."
         self.inputs_unknown = Gauge("forebay_autoscaler_inputs_unknown", unknown, _SERVICE, registry=self.registry)
         self.foreign_writes = Counter(
             "forebay_autoscaler_foreign_writes",
@@ -173,7 +174,8 @@ class Metrics:
 
     def _record_one(self, decision: Decision) -> None:
         desired, needed, good_rate, inputs_unknown = self._told
-        inputs_unknown.set(decision.key, len(decision.unknown))
+        if decision.mode is not AutoscalingMode.OFF:
+            inputs_unknown.set(decision.key, len(decision.unknown))
         for pool in decision.pools:
             labels = (*decision.key, pool.name)
             desired.set(labels, pool.desired)
