@@ -1,5 +1,6 @@
 """Workers that routers leave alone: from what routers say to a condition and Events."""
 
+import asyncio
 import json
 
 import httpx
@@ -7,9 +8,20 @@ import pytest
 
 from forebay_api.conditions import ConditionStatus
 from forebay_autoscaler.act import Actor
-from forebay_autoscaler.ejections import Answers, Ejections, read_answer, workers_healthy
+from forebay_autoscaler.ejections import (
+    KEPT_LOOKS_MAX,
+    NAMED_MAX,
+    SILENCE,
+    Answers,
+    Ejections,
+    read_answer,
+    workers_healthy,
+)
+from forebay_autoscaler.history import History
+from forebay_autoscaler.loop import Alone, Loop
 from forebay_autoscaler.metrics import Metrics
-from forebay_autoscaler.routers import Routers
+from forebay_autoscaler.observe import Look
+from forebay_autoscaler.routers import Routers, control_url
 from forebay_autoscaler.status import RoutersWord
 from tests.autoscaler.test_waking import router_pod
 from tests.autoscaler.test_words import decision, stored
@@ -37,7 +49,7 @@ def said(*routers: list[dict] | None) -> Answers:
 
 def test_a_worker_that_one_router_leaves_alone_is_named_with_its_cause_and_how_many_do():
     told = said([worker("w-1"), worker("w-2", "sound")], [worker("w-1", "trial"), worker("w-9", service="other")], None)
-    condition = workers_healthy(told.of(KEY))
+    condition = workers_healthy(told.of(KEY), {})
     assert (condition.type, condition.status, condition.reason) == (
         "WorkersHealthy",
         ConditionStatus.FALSE,
@@ -49,7 +61,7 @@ def test_a_worker_that_one_router_leaves_alone_is_named_with_its_cause_and_how_m
 
 
 def test_many_are_counted_and_the_first_are_named():
-    condition = workers_healthy(said([worker(f"w-{number}") for number in range(8)]).of(KEY))
+    condition = workers_healthy(said([worker(f"w-{number}") for number in range(8)]).of(KEY), {})
     assert "w-4" in condition.message
     assert "and 3 more" in condition.message
     assert "w-5" not in condition.message
@@ -58,15 +70,16 @@ def test_many_are_counted_and_the_first_are_named():
 @pytest.mark.parametrize(
     ("ejections", "status", "reason"),
     [
-        (None, ConditionStatus.UNKNOWN, "NoRouterAnswers"),
+        (None, ConditionStatus.UNKNOWN, "NotAskedYet"),
         (said().of(KEY), ConditionStatus.UNKNOWN, "NoRouterAnswers"),
         (said(None, None).of(KEY), ConditionStatus.UNKNOWN, "NoRouterAnswers"),
-        (said([], None).of(KEY), ConditionStatus.TRUE, "NoneEjected"),
+        (said([], None).of(KEY), ConditionStatus.UNKNOWN, "SomeRoutersSilent"),
+        (said([], []).of(KEY), ConditionStatus.TRUE, "NoneEjected"),
         (said([worker("w-1", "sound")]).of(KEY), ConditionStatus.TRUE, "NoneEjected"),
     ],
 )
 def test_no_answer_is_no_health(ejections, status, reason):
-    condition = workers_healthy(ejections)
+    condition = workers_healthy(ejections, {})
     assert (condition.status, condition.reason) == (status, reason)
     assert condition.message
 
@@ -75,6 +88,7 @@ class Cluster:
     def __init__(self) -> None:
         self.events: list[tuple[str, str]] = []
         self.status: dict = {}
+        self.written: list[tuple[str, str]] = []
 
     async def scale(self, *_args, **_numbers):
         pass
@@ -84,6 +98,11 @@ class Cluster:
 
     async def apply_status(self, _key, status):
         self.status = status
+        condition = self.healthy()
+        self.written.append((condition["status"], condition["message"]))
+
+    def healthy(self) -> dict:
+        return dict(next(one for one in self.status["conditions"] if one["type"] == "WorkersHealthy"))
 
     def told(self) -> list[str]:
         reasons, self.events = [reason for reason, _ in self.events], []
@@ -133,6 +152,133 @@ async def test_a_new_leader_does_not_tell_again_what_the_status_says():
     conditions = cluster.status["conditions"]
     await look(actor(cluster), said([worker("w-1"), worker("w-2")]).of(KEY), conditions=conditions)
     assert cluster.told() == ["WorkerEjected"], "of the other one"
+
+
+async def look_again(hands: Actor, cluster: Cluster, ejections: Ejections | None) -> dict:
+    """A look at the service as it was written last; its condition then."""
+    await hands.act(decision(), stored(**cluster.status), routers=RoutersWord(ejections=ejections))
+    return cluster.healthy()
+
+
+@pytest.mark.parametrize("silence", [said([], None), said(None, None), SILENCE], ids=["one", "all", "not found"])
+async def test_a_router_that_misses_a_look_does_not_make_a_worker_healthy(silence):
+    cluster = Cluster()
+    hands = actor(cluster)
+    before = await look_again(hands, cluster, said([], [worker("w-1")]).of(KEY))
+    for _ in range(KEPT_LOOKS_MAX):
+        assert await look_again(hands, cluster, silence.of(KEY)) == before
+    assert await look_again(hands, cluster, said([], [worker("w-1")]).of(KEY)) == before
+    for _ in range(KEPT_LOOKS_MAX):
+        await look_again(hands, cluster, silence.of(KEY))
+    assert (await look_again(hands, cluster, silence.of(KEY)))["status"] == "Unknown", "not for ever"
+    assert cluster.told() == ["WorkerEjected"]
+
+
+async def test_a_new_leader_names_whom_only_a_silent_router_names():
+    cluster = Cluster()
+    before = await look_again(actor(cluster), cluster, said([], [worker("w-1")]).of(KEY))
+    assert await look_again(actor(cluster), cluster, said([], None).of(KEY)) == before
+
+
+async def test_a_leader_that_has_asked_nobody_yet_leaves_what_is_said():
+    cluster = Cluster()
+    before = await look_again(actor(cluster), cluster, said([worker("w-1")]).of(KEY))
+    new = actor(cluster)
+    assert await look_again(new, cluster, None) == before
+    assert await look_again(new, cluster, said([worker("w-1")]).of(KEY)) == before
+    assert cluster.told() == ["WorkerEjected"]
+
+
+def test_what_the_operator_said_in_its_stead_does_not_stay():
+    gone = {"type": "WorkersHealthy", "status": "Unknown", "reason": "AutoscalerGone", "message": "m"}
+    assert workers_healthy(None, {"status": {"conditions": [gone]}}).reason == "NotAskedYet"
+
+
+async def test_a_new_leader_tells_none_of_many_again():
+    cluster = Cluster()
+    many = said([worker(f"w-{number}") for number in range(12)]).of(KEY)
+    await look_again(actor(cluster), cluster, many)
+    assert len(cluster.told()) == NAMED_MAX + 1, "the rest in one"
+    new = actor(cluster)
+    await look_again(new, cluster, many)
+    assert cluster.told() == []
+    await look_again(new, cluster, said([worker(f"w-{number}", "sound") for number in range(12)]).of(KEY))
+    assert len(cluster.told()) == NAMED_MAX + 1
+
+
+@pytest.mark.parametrize(("named", "other"), [("w-10", "w-1"), ("w-10", "10"), ("w-1", "w-10")])
+async def test_a_name_within_another_was_not_told(named, other):
+    cluster = Cluster()
+    await look_again(actor(cluster), cluster, said([worker(named)]).of(KEY))
+    cluster.told()
+    await look_again(actor(cluster), cluster, said([worker(named), worker(other)]).of(KEY))
+    assert cluster.told() == ["WorkerEjected"]
+
+
+async def test_words_depend_neither_on_the_order_of_routers_nor_on_later_errors():
+    one, two = worker("w-1"), {**worker("w-1"), "detail": "status: 502 from 10.1.2.3:44812"}
+    cluster = Cluster()
+    hands = actor(cluster)
+    before = await look_again(hands, cluster, said([one], [two]).of(KEY))
+    assert await look_again(hands, cluster, said([two], [one]).of(KEY)) == before
+    three = {**one, "detail": "status: 500 (again; at 12:01:07)"}
+    assert await look_again(hands, cluster, said([three], [three]).of(KEY)) == before
+    assert await look_again(actor(cluster), cluster, said([three], [three]).of(KEY)) == before, "of the next leader"
+    frozen = await look_again(hands, cluster, said([worker("w-1", cause="frozen")], [one]).of(KEY))
+    assert frozen == before, "the least cause"
+    frozen = await look_again(hands, cluster, said([worker("w-1", cause="frozen")], []).of(KEY))
+    assert "w-1 (frozen: " in frozen["message"]
+
+
+class Looking:
+    """An observer; it fails if so made."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.error = error
+
+    async def look(self) -> Look:
+        await asyncio.sleep(0)
+        if self.error is not None:
+            raise self.error
+        return Look((), {}, {})
+
+
+def loop_with(routers, observer: Looking) -> Loop:
+    return Loop(observer, actor(Cluster()), Alone(), Metrics(), History(10), interval_s=1, routers=routers)
+
+
+async def test_routers_that_answer_oddly_keep_no_pool_from_being_scaled():
+    class Odd:
+        async def ejected(self):
+            raise KeyError("containers")
+
+    loop = loop_with(Odd(), Looking())
+    await loop.cycle()
+    assert loop.cycled_s is not None
+    name = "forebay_autoscaler_ejection_checks_total"
+    assert loop.metrics.registry.get_sample_value(name, {"outcome": "failed"}) == 1
+
+
+async def test_a_look_that_fails_leaves_no_question_behind():
+    ended = asyncio.Event()
+
+    class Slow:
+        async def ejected(self):
+            try:
+                await asyncio.Event().wait()
+            finally:
+                ended.set()
+
+    with pytest.raises(ValueError, match="no API server"):
+        await loop_with(Slow(), Looking(ValueError("no API server"))).cycle()
+    assert ended.is_set()
+
+
+@pytest.mark.parametrize(
+    "pod", [{}, {"spec": {}}, {"spec": {"containers": [{"ports": [{"name": "metrics"}]}]}, "status": {"podIP": "::1"}}]
+)
+def test_a_pod_of_an_odd_shape_has_no_control_port(pod):
+    assert control_url(pod) is None
 
 
 async def test_routers_are_asked_one_by_one_and_what_is_no_answer_is_silence():

@@ -10,7 +10,7 @@ import pytest
 from prometheus_client import generate_latest
 
 from forebay_api.acceleratorclass import AcceleratorClassSpec
-from forebay_api.modelservice import Role
+from forebay_api.modelservice import AutoscalingMode, Role
 from forebay_api.objective import Objective
 from forebay_autoscaler.__main__ import TokenFile
 from forebay_autoscaler.control import build_app
@@ -230,6 +230,15 @@ def test_every_counter_is_there_from_the_start_and_goes_with_its_pool():
     text = generate_latest(metrics.registry).decode()
     assert f'model_service="{KEY[1]}"' not in text
     assert 'model_service="other"' in text
+
+
+def test_a_service_whose_number_is_set_by_hand_lacks_no_input():
+    made = replace(record(1.0, 20, ServiceState()).decision, unknown=("arrivals",))
+    labels = dict(zip(("namespace", "model_service"), made.key, strict=True))
+    metrics = Metrics()
+    for mode, number in ((AutoscalingMode.ADVISE, 1), (AutoscalingMode.OFF, None), (AutoscalingMode.AUTO, 1)):
+        metrics.record([replace(made, mode=mode)], leading=True, now_s=1.0)
+        assert metrics.registry.get_sample_value("forebay_autoscaler_inputs_unknown", labels) == number
 
 
 async def test_a_replica_that_lost_the_lease_in_an_outage_shows_no_numbers():

@@ -44,11 +44,57 @@ def test_an_alert_says_what_is_wrong_and_links_to_what_to_do(name):
     assert anchor in {heading.lower() for heading in headings}
 
 
+LISTED: dict[str, set[str]] = {
+    metric: set(re.findall(r"`(\w+)`", labels))
+    for metric, labels in re.findall(
+        r"^\| `(\w+)` \| \w+ \| ([^|]*)\|", (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8"), re.MULTILINE
+    )
+}
+"""Labels of each metric."""
+LISTED["up"] = {"job", "namespace", "pod", "model_service", "pool"}
+"""Of the targets: docs/install.md gives workers the last two."""
+
+
+def foreign_labels(expression: str) -> list[str]:
+    """Labels that an expression selects or groups by and that the metric there does not have."""
+    found = []
+    for metric, selectors in re.findall(r"\b(forebay_\w+|up)\b(?:\{([^}]*)\})?", re.sub(r'"[^"]*"', '""', expression)):
+        names = set(re.findall(r"(\w+)\s*[!=]", selectors))
+        found += [f"{metric}{{{name}}}" for name in sorted(names - LISTED.get(metric, set()))]
+    for group in re.finditer(r"by \(([^)]*)\) \(", expression):
+        inner = expression[group.end() : end_of_group(expression, group.end())]
+        names = set(group[1].split(", "))
+        for metric in re.findall(r"\b(?:forebay_\w+|up)\b", re.sub(r'"[^"]*"', '""', inner)):
+            found += [f"by {name}: {metric}" for name in sorted(names - LISTED.get(metric, set()))]
+    return found
+
+
+def end_of_group(text: str, start: int) -> int:
+    depth = 1
+    for at, letter in enumerate(text[start:], start):
+        depth += {"(": 1, ")": -1}.get(letter, 0)
+        if depth == 0:
+            return at
+    raise AssertionError(f"a parenthesis is not closed: {text}")
+
+
 @pytest.mark.parametrize("name", RULES)
-def test_an_alert_is_about_metrics_that_exist(name):
-    listed = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
-    for metric in re.findall(r"forebay_\w+", RULES[name]["expr"]):
-        assert f"| `{metric}` |" in listed, metric
+def test_an_alert_is_about_metrics_that_exist_and_labels_that_they_have(name):
+    for metric in re.findall(r"\bforebay_\w+", RULES[name]["expr"]):
+        assert metric in LISTED, metric
+    assert foreign_labels(RULES[name]["expr"]) == []
+
+
+@pytest.mark.parametrize(
+    ("expression", "found"),
+    [
+        ('sum by (namespace, pool) (rate(forebay_router_requests_total{verdict="bad"}[1h]))', ["by pool"]),
+        ('forebay_router_workers{status=~"ready"}', ["forebay_router_workers{status}"]),
+        ("max by (model) (min by (model, namespace) (forebay_router_objective_target))", ["by model", "by model"]),
+    ],
+)
+def test_a_label_that_a_metric_does_not_have_is_found(expression, found):
+    assert [one.partition(":")[0] for one in foreign_labels(expression)] == found
 
 
 @dataclass
@@ -77,6 +123,19 @@ POOL = f'{WHO},pool="mixed",role="Mixed"'
 REQUESTS = f"forebay_router_requests_total{{{WHO},verdict="
 
 
+def worker_up(number: int) -> str:
+    return f'up{{job="forebay-workers",pod="chat-{number}",{WHO},pool="mixed"}}'
+
+
+def target(share: float) -> dict[str, Callable[[int], float]]:
+    return {f"forebay_router_objective_target{{{WHO}}}": lambda _: share}
+
+
+def few_bad(number: int, minutes: int) -> dict[str, Callable[[int], float]]:
+    """All good, but for so many, once."""
+    return {f'{REQUESTS}"good"}}': lambda n: 600.0 * n, f'{REQUESTS}"bad"}}': since(minutes, number)}
+
+
 def healthy() -> World:
     """Ten requests a second, one of a thousand bad; target 99 %."""
     return World(
@@ -97,7 +156,7 @@ def healthy() -> World:
             'forebay_operator_workers_missing{namespace="team",worker_pool="chat-mixed"}': lambda _: 0,
             'forebay_operator_reconciliations_total{kind="WorkerPool",result="error"}': lambda _: 0,
             'up{job="forebay",namespace="forebay-system",pod="router-0"}': lambda _: 1,
-            'up{job="forebay-workers",namespace="team",pod="chat-0"}': lambda _: 1,
+            **{worker_up(number): lambda _: 1 for number in range(3)},
         }
     )
 
@@ -133,6 +192,28 @@ SCENARIOS: dict[str, tuple[dict[str, Callable[[int], float | None]], set[str]]] 
         set(),
     ),
     "a little too many bad ones for hours": (bad(0.08, 340), {"ForebayObjectiveMissedSlowly"}),
+    "a low target is met": ({**target(0.6), **bad(0.35, 380)}, set()),
+    "a lower target is met": ({**target(0.4), **bad(0.55, 380)}, set()),
+    "a low target is missed": (
+        {**target(0.4), **bad(0.65, 380)},
+        {"ForebayObjectiveMissedFast", "ForebayObjectiveMissedSlowly"},
+    ),
+    "all must be good, and one of many is not": ({**target(1), **few_bad(1, 4)}, set()),
+    "all must be good, and ten in an hour are not": ({**target(1), **bad(10 / 36000, 60)}, set()),
+    "all must be good, and one of fifty is not": (
+        {**target(1), **bad(0.02, 380)},
+        {"ForebayObjectiveMissedFast", "ForebayObjectiveMissedSlowly"},
+    ),
+    "a handful of bad ones among few": (
+        {
+            f'{REQUESTS}"good"}}': lambda n: 0.5 * n,
+            f'{REQUESTS}"bad"}}': since(4, 4),
+            f"forebay_router_requests_arrived_total{{{WHO}}}": lambda n: 0.5 * n,
+        },
+        set(),
+    ),
+    "a worker loads its model": ({worker_up(3): since(60, 0, before=1)}, set()),
+    "ready workers cannot be scraped": ({worker_up(2): since(12, 0, before=1)}, {"ForebayTargetsDown"}),
     "no ready worker": (
         {f'forebay_router_workers{{{POOL},state="ready"}}': since(10, 0, before=3)},
         {"ForebayNoWorkers"},
@@ -242,7 +323,7 @@ def firing(url: str, end_s: float) -> set[str]:
 def test_what_is_wrong_fires_its_alert_and_no_other(prometheus, scenario):
     changed, expected = SCENARIOS[scenario]
     world = healthy()
-    assert changed.keys() <= world.values.keys()
+    assert changed.keys() <= {*world.values, worker_up(3)}
     world.values |= changed
     url, end_s = prometheus(), float(int(time.time()))
     write(url, world.series(end_s))

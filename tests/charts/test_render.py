@@ -1,6 +1,7 @@
 """What the chart renders, variant by variant, without a cluster."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -285,18 +286,37 @@ def test_without_their_kind_alerts_are_left_out_and_the_notes_say_so(helm: Helm)
     assert "WARNING: prometheusRules.enabled is set, and this cluster has no PrometheusRules" in shown
 
 
-def test_alerts_link_to_the_teams_runbook_and_watch_the_releases_jobs(helm: Helm):
+def test_alerts_link_to_the_teams_runbook(helm: Helm):
     (rule,) = of_kind(helm.template(VARIANTS["alerts"]), "PrometheusRule")
     assert rule["metadata"]["namespace"] == "monitoring"
     assert rule["metadata"]["labels"]["release"] == "kube-prometheus-stack"
     alerts = {one["alert"]: one for group in rule["spec"]["groups"] for one in group["rules"]}
     links = {one["annotations"]["runbook_url"] for one in alerts.values()}
     assert all(link.startswith("https://example.com/runbooks/forebay#") for link in links)
-    assert '{job=~".*serving.*"}' in alerts["ForebayTargetsDown"]["expr"]
+    assert '{job=~".*forebay.*"}' in alerts["ForebayTargetsDown"]["expr"], "jobs written by hand, as in docs/install.md"
     assert "{{ $labels.namespace }}" in alerts["ForebayNoWorkers"]["annotations"]["summary"]
     assert "ForebayAutoscalerNoDecision" in alerts
     (without,) = of_kind(helm.template(VARIANTS["alerts without an autoscaler"]), "PrometheusRule")
     assert not [one for group in without["spec"]["groups"] for one in group["rules"] if "utoscal" in one["alert"]]
+
+
+@pytest.mark.parametrize(
+    ("more", "jobs"),
+    [
+        ({"podMonitors": {"enabled": True, "assumeKinds": True}}, ".*serving.*"),
+        ({"podMonitors": {"enabled": True}}, ".*forebay.*"),
+        ({"podMonitors": {"enabled": True, "assumeKinds": True}, "jobs": "llm|llm-workers"}, "llm|llm-workers"),
+        ({"jobs": "llm|llm-workers"}, "llm|llm-workers"),
+    ],
+)
+def test_alerts_watch_the_jobs_that_there_are(helm: Helm, more: dict[str, Any], jobs: str):
+    monitors = {"podMonitors": more["podMonitors"]} if "podMonitors" in more else {}
+    values = {**VARIANTS["alerts"], **monitors}
+    values["prometheusRules"] = {**values["prometheusRules"], **({"jobs": more["jobs"]} if "jobs" in more else {})}
+    (rule,) = of_kind(helm.template(values), "PrometheusRule")
+    texts = [one["expr"] for group in rule["spec"]["groups"] for one in group["rules"] if "job=~" in one["expr"]]
+    assert texts
+    assert {found for text in texts for found in re.findall(r'job=~"([^"]*)"', text)} == {jobs}
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from forebay_operator.attendance import Absence, Attendance, Follower
 from forebay_operator.election import ClusterLease
 from forebay_operator.errors import ApiCall, ApiError
 from forebay_operator.events import Recorder
+from forebay_operator.metrics import Metrics
 from forebay_operator.reconcile.standing_in import StandIn
 from forebay_operator.resources import EVENT, LEASE, MODEL_SERVICE
 from forebay_operator.status.autoscaler import build_absent_part
@@ -77,6 +78,18 @@ def test_an_api_server_that_was_away_makes_nobody_absent():
     assert attendance.absence is not None, "nor is one that is absent back by that"
 
 
+def test_a_lease_that_nobody_ever_held_says_nothing_of_an_autoscaler():
+    """The chart makes it; one with --leader-election=false or another --lease-name never touches it."""
+    attendance = Attendance(PLACE, 60.0)
+    made = {"metadata": {"name": "forebay-autoscaler"}}
+    for now_s in (0.0, 61.0, 600.0):
+        attendance.see(made, now_s)
+        assert attendance.absence is None
+    attendance.see(lease(), 605.0)
+    attendance.see(lease(), 665.0)
+    assert attendance.absence is not None, "once it was held, it counts"
+
+
 def test_where_there_is_no_lease_no_autoscaler_is_installed():
     attendance = Attendance(PLACE, 60.0)
     attendance.see(None, 0.0)
@@ -121,7 +134,8 @@ class Scene:
         reader = ClusterLease(self.cluster, "forebay", "forebay-autoscaler")
         self.follower = Follower(Attendance(PLACE, 60.0), reader, self._changed, clock=lambda: self.now_s)
         recorder = Recorder(self.cluster, identity="test", now=lambda: NOW)
-        self.stand_in = StandIn(self.cluster, recorder, self.follower, lambda: NOW)
+        self.metrics = Metrics()
+        self.stand_in = StandIn(self.cluster, recorder, self.follower, self.metrics, lambda: NOW)
 
     def _changed(self) -> None:
         self.changes += 1
@@ -192,3 +206,51 @@ async def test_a_lease_that_cannot_be_read_says_nothing():
     await scene.look(after_s=100)
     assert scene.follower.attendance.absence is None
     assert not await scene.speak()
+
+
+async def test_a_lease_that_cannot_be_read_any_more_confirms_no_absence():
+    scene = Scene()
+    await scene.autoscaler_writes()
+    await scene.look(after_s=0)
+    await scene.look(after_s=61)
+
+    def forbid(call: ApiCall) -> ApiError | None:
+        return ApiError(call, "forbidden", 403) if call.kind == "Lease" else None
+
+    scene.cluster.fail = forbid
+    assert not await scene.speak(), "the autoscaler may be back"
+    conditions = scene.cluster.see(MODEL_SERVICE, "chat")["status"]["conditions"]
+    assert find_condition(conditions, SCALING_ACTIVE)["status"] == "True"
+
+
+async def test_a_living_autoscaler_that_left_its_lease_gets_the_last_word():
+    """--leader-election=false given to one that held it: it overwrites what is said in its stead, and is left the word."""
+    scene = Scene()
+    await scene.autoscaler_writes()
+    await scene.look(after_s=0)
+    await scene.look(after_s=61)
+    assert await scene.speak()
+    await scene.autoscaler_writes()
+    for _ in range(5):
+        assert not await scene.speak()
+        await scene.look(after_s=61)
+    assert scene.follower.attendance.absence is None
+    conditions = scene.cluster.see(MODEL_SERVICE, "chat")["status"]["conditions"]
+    assert find_condition(conditions, SCALING_ACTIVE)["status"] == "True"
+    scene.cluster.edit(LEASE, "forebay", "forebay-autoscaler", {"spec": {"renewTime": "later"}})
+    await scene.look(after_s=1)
+    await scene.look(after_s=61)
+    assert scene.follower.attendance.absence is not None, "held again, it is followed again"
+    assert await scene.speak()
+
+
+async def test_an_absence_that_cannot_be_told_is_counted_and_told_next_time():
+    scene = Scene()
+    await scene.autoscaler_writes()
+    await scene.look(after_s=0)
+    await scene.look(after_s=61)
+    scene.cluster.fail = lambda call: ApiError(call, "refused", 422) if call.kind == "ModelService" else None
+    assert not await scene.speak()
+    assert scene.metrics.registry.get_sample_value("forebay_operator_api_errors_total", {"code": "422"}) == 1
+    scene.cluster.fail = lambda _call: None
+    assert await scene.speak()

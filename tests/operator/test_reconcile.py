@@ -1,7 +1,7 @@
 """The reconcilers on a cluster in memory: apply, adopt, repair, prune, drain, report."""
 
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 import httpx
@@ -37,6 +37,7 @@ from forebay_operator.resources import (
     SERVICE,
     WORKER_POOL,
     Manifest,
+    name_of,
 )
 from tests.operator.examples import ACCELERATOR, NOW, model_service, pod, pool, worker
 from tests.operator.fake_cluster import FakeCluster
@@ -156,7 +157,7 @@ async def operator() -> AsyncIterator[Operator]:
             now=now,
         )
         services = ModelServiceReconciler(
-            cluster, applier, reporter, recorder, StandIn(cluster, recorder, None, now), now
+            cluster, applier, reporter, recorder, StandIn(cluster, recorder, None, metrics, now), now
         )
         made = Operator(cluster, metrics, services, pools, loads=loads)
         yield made
@@ -605,3 +606,26 @@ async def test_a_fault_in_events_does_not_fail_a_reconciliation(operator):
     operator.cluster.fail = lambda call: ApiUnavailableError(call, "no") if call.kind == "Event" else None
     await serve(operator)
     assert operator.condition("Ready") == ("True", "AllWorkersReady")
+
+
+async def test_the_autoscalers_part_is_told_after_the_work_even_when_the_spec_is_refused(operator):
+    seen = []
+
+    class Speaker:
+        async def speak(self, service):
+            conditions = operator.cluster.see(MODEL_SERVICE, name_of(service))["status"]["conditions"]
+            seen.append((operator.cluster.names(WORKER_POOL), len(conditions)))
+            return False
+
+    operator.services = replace(operator.services, stand_in=Speaker())
+    await serve(operator)
+    assert seen
+    assert seen[0] == (["chat-mixed"], 5)
+    count = len(seen)
+    operator.cluster.fail = lambda call: (
+        ApiInvalidError(call, "no", 422) if (call.kind, call.operation) == ("WorkerPool", "apply") else None
+    )
+    operator.cluster.edit(MODEL_SERVICE, "team", "chat", {"spec": {"pools": [pool("mixed"), pool("more")]}})
+    with pytest.raises(ApiInvalidError):
+        await operator.services.reconcile(model_service_key("team", "chat"))
+    assert len(seen) > count

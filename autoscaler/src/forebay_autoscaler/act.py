@@ -6,6 +6,7 @@ status, which also reports a write that failed. Each write fails alone; the next
 
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -13,7 +14,7 @@ from forebay_api.modelservice import AutoscalingMode
 from forebay_api.names import worker_pool_name
 from forebay_autoscaler.cluster import Cluster
 from forebay_autoscaler.decision import Decision, PoolDecision
-from forebay_autoscaler.ejections import Ejections, known_from, notices_of_ejections, still_known
+from forebay_autoscaler.ejections import Ejected, Ejections, carried, notices_of_ejections, told_before
 from forebay_autoscaler.errors import ClusterError, ReplicasChangedError
 from forebay_autoscaler.events import Notice, build_event, notices_of, scaled
 from forebay_autoscaler.metrics import Metrics
@@ -48,8 +49,8 @@ class Actor:
         self._numbers_interval_s = numbers_interval_s
         self._wall = wall
         self._status_written_s: dict[ServiceKey, float] = {}
-        self._ejected: dict[ServiceKey, frozenset[str]] = {}
-        """Workers whose ejection was told."""
+        self._ejected: dict[ServiceKey, Mapping[str, Ejected]] = {}
+        """Workers whose ejection was told, by name."""
 
     async def act(self, decision: Decision, stored: Mapping[str, Any], *, routers: RoutersWord = NOTHING_SAID) -> None:
         """Carry out one decision on the ModelService as it is stored. Failures are logged, counted and reported."""
@@ -61,8 +62,9 @@ class Actor:
                 failure = await self._scale(decision, pool, stored)
                 if failure:
                     failures.append(failure)
+        if routers.ejections is not None:
+            routers = replace(routers, ejections=await self._follow(decision.key, stored, routers.ejections))
         wanted = build_status(decision, stored, failures=failures, routers=routers, now=self._wall())
-        await self._tell_ejections(decision.key, stored, routers.ejections)
         await self._write_status(decision, stored, wanted)
 
     async def grow(self, decision: Decision, pool: PoolDecision, stored: Mapping[str, Any]) -> bool:
@@ -72,7 +74,7 @@ class Actor:
     def forget(self, keys: set[ServiceKey]) -> None:
         """Keep memory of these model services only."""
         self._status_written_s = {key: at_s for key, at_s in self._status_written_s.items() if key in keys}
-        self._ejected = {key: names for key, names in self._ejected.items() if key in keys}
+        self._ejected = {key: told for key, told in self._ejected.items() if key in keys}
 
     async def _scale(self, decision: Decision, pool: PoolDecision, stored: Mapping[str, Any]) -> str | None:
         namespace, name = decision.key
@@ -112,20 +114,20 @@ class Actor:
         )
         await self._send(notice, decision.key, stored)
 
-    async def _tell_ejections(self, key: ServiceKey, stored: Mapping[str, Any], ejections: Ejections | None) -> None:
-        """Events for workers that routers have begun to leave alone, or send requests to again."""
-        if ejections is None or not ejections.answered:
-            return
-        known = self._ejected.get(key)
-        if known is None:
-            known = known_from(stored, ejections)
-        for notice in notices_of_ejections(known, ejections):
+    async def _follow(self, key: ServiceKey, stored: Mapping[str, Any], said: Ejections) -> Ejections:
+        """Events for workers that routers have begun to leave alone, or send requests to again; whom they leave alone."""
+        told = self._ejected.get(key)
+        if told is None:
+            told = told_before(stored, said)
+        ejections = carried(told, said)
+        for notice in notices_of_ejections(told, ejections):
             level = logging.WARNING if notice.warning else logging.INFO
             _log.log(
                 level, notice.message, extra={"event": notice.reason, "namespace": key[0], "model_service": key[1]}
             )
             await self._send(notice, key, stored)
-        self._ejected[key] = still_known(known, ejections)
+        self._ejected[key] = ejections.ejected
+        return ejections
 
     async def _send(self, notice: Notice, key: ServiceKey, stored: Mapping[str, Any]) -> None:
         try:

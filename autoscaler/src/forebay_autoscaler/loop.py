@@ -15,7 +15,7 @@ from typing import Final, Protocol
 from forebay_autoscaler.act import Actor
 from forebay_autoscaler.clock import EpochClock
 from forebay_autoscaler.decide import decide
-from forebay_autoscaler.ejections import Answers
+from forebay_autoscaler.ejections import SILENCE, Answers
 from forebay_autoscaler.errors import AutoscalerError
 from forebay_autoscaler.history import History, Record
 from forebay_autoscaler.memory import Memory
@@ -112,6 +112,7 @@ class Loop:
             said = await asking
         finally:
             asking.cancel()
+            await asyncio.wait({asking})
         self._woken = {identity: woken for identity, woken in self._woken.items() if woken[0] >= looked_s}
         now_s, now = self.clock(), datetime.now(UTC)
         self._report(look)
@@ -184,14 +185,22 @@ class Loop:
         return tuple(subject.policy for subject in self._subjects)
 
     async def _ask_routers(self) -> Answers | None:
-        """Whom routers leave alone; None where they cannot be asked, or this replica would not tell."""
+        """Whom routers leave alone; None where nobody is asked, since this replica would not tell."""
         if self.routers is None or not self.leadership.leading:
             return None
         try:
-            return await self.routers.ejected()
-        except AutoscalerError as error:
-            _log.warning("routers cannot be asked for workers that they leave alone: %s", error)
-            return None
+            said = await self.routers.ejected()
+        except Exception as error:  # noqa: BLE001 what only informs is its own boundary: counted and logged, pools are scaled
+            self.metrics.ejection_checks.labels("failed").inc()
+            _log.warning(
+                "routers cannot be asked for workers that they leave alone: %s: %s",
+                type(error).__name__,
+                error,
+                exc_info=not isinstance(error, AutoscalerError),
+            )
+            return SILENCE
+        self.metrics.ejection_checks.labels("ok").inc()
+        return said
 
     async def _act(self, record: Record, subject: Subject, said: Answers | None) -> None:
         """Act on one service. What fails here is this service's alone."""

@@ -12,6 +12,7 @@ from prometheus_client import (
     ProcessCollector,
 )
 
+from forebay_api.modelservice import AutoscalingMode
 from forebay_autoscaler.decision import Decision
 from forebay_autoscaler.queries import Signal
 from forebay_autoscaler.state import Action
@@ -100,7 +101,7 @@ class Metrics:
         self.decisions = Counter(
             "forebay_autoscaler_decisions", "Decisions, by action.", (*_POOL, "action"), registry=self.registry
         )
-        unknown = "Inputs of the last decision that were unknown or stale."
+        unknown = "Inputs of the last decision that were unknown or stale; absent in mode Off, where nothing is held for them."
         self.inputs_unknown = Gauge("forebay_autoscaler_inputs_unknown", unknown, _SERVICE, registry=self.registry)
         self.foreign_writes = Counter(
             "forebay_autoscaler_foreign_writes",
@@ -110,7 +111,7 @@ class Metrics:
         )
         self._told = [Told(family) for family in (self.desired, self.needed, self.good_rate, self.inputs_unknown)]
         self._add_memory()
-        self._add_waking()
+        self._add_asking()
         self._pools: dict[tuple[str, str, str], dict[Action, Counter]] = {}
         """Counters of decisions of those that have some."""
         self._begin_at_zero()
@@ -134,7 +135,7 @@ class Metrics:
             registry=self.registry,
         )
 
-    def _add_waking(self) -> None:
+    def _add_asking(self) -> None:
         self.wakes = Counter(
             "forebay_autoscaler_wakes",
             "Model services that got a worker because routers said that they hold requests.",
@@ -142,8 +143,13 @@ class Metrics:
         )
         checks = "Times that routers were asked for held requests, which is while a pool sleeps, by outcome."
         self.wake_checks = Counter("forebay_autoscaler_wake_checks", checks, ("outcome",), registry=self.registry)
+        checks = "Times that routers were asked for workers that they leave alone, by outcome."
+        self.ejection_checks = Counter(
+            "forebay_autoscaler_ejection_checks", checks, ("outcome",), registry=self.registry
+        )
         for outcome in ("ok", "failed"):
             self.wake_checks.labels(outcome)
+            self.ejection_checks.labels(outcome)
 
     def record(self, decisions: Iterable[Decision], *, leading: bool, now_s: float) -> None:
         """Make the series of decisions those of the given ones, and no others."""
@@ -168,7 +174,8 @@ class Metrics:
 
     def _record_one(self, decision: Decision) -> None:
         desired, needed, good_rate, inputs_unknown = self._told
-        inputs_unknown.set(decision.key, len(decision.unknown))
+        if decision.mode is not AutoscalingMode.OFF:
+            inputs_unknown.set(decision.key, len(decision.unknown))
         for pool in decision.pools:
             labels = (*decision.key, pool.name)
             desired.set(labels, pool.desired)

@@ -76,8 +76,9 @@ def control_url(pod: Mapping[str, Any]) -> str | None:
     """The control port of a router pod; None while it has no address or no such port, and when it has ended."""
     status = pod.get("status") or {}
     address = status.get("podIP")
-    ports = [port for container in pod["spec"]["containers"] for port in container.get("ports") or ()]
-    number = next((port["containerPort"] for port in ports if port.get("name") == METRICS_PORT_NAME), None)
+    containers = (pod.get("spec") or {}).get("containers") or ()
+    ports = [port for container in containers for port in container.get("ports") or ()]
+    number = next((port.get("containerPort") for port in ports if port.get("name") == METRICS_PORT_NAME), None)
     if not address or number is None or status.get("phase") in ENDED:
         return None
     host = f"[{address}]" if ":" in address else address

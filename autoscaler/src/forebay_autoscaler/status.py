@@ -41,7 +41,7 @@ class RoutersWord:
     caches: Mapping[str, float] | None = None
     """Workers by how routers know their caches; None when no router tells."""
     ejections: Ejections | None = None
-    """Workers that are left alone; None when routers could not be asked."""
+    """Workers that are left alone; None when nobody was asked."""
 
 
 NOTHING_SAID: Final = RoutersWord()
@@ -64,7 +64,7 @@ def build_status(
         metrics_fresh(decision),
         scaling_active(decision, failures),
         cache_index_healthy(routers.caches),
-        workers_healthy(routers.ejections),
+        workers_healthy(routers.ejections, stored),
     ]
     generation = int(stored["metadata"].get("generation") or 0)
     status: dict[str, Any] = {

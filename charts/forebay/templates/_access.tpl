@@ -100,7 +100,7 @@ kinds, "leaseRules" hold in the release's namespace. Each right is one that the 
   verbs: [get]
 {{- end -}}
 
-{{/* To ask routers for the requests that they hold, while a pool sleeps; in the release's namespace. */}}
+{{/* To ask routers for workers that they leave alone and, while a pool sleeps, for requests that they hold; in the release's namespace. */}}
 {{- define "forebay.wakeRules" -}}
 - apiGroups: [""]
   resources: [pods]

@@ -5,6 +5,10 @@ they were for ever. So the operator follows the Lease. As in the election, time 
 Lease was last *seen* to be renewed, whatever its times say, and anew after a look that failed, since an API server that is away
 keeps the autoscaler from renewing as well. A new operator leader therefore waits `gone_after_s` before it says anything, and a
 change of the autoscaler's leader (at most the Lease's duration, 10 s) is over before it is noticed.
+
+The Lease is evidence of an autoscaler that uses it, and of no other: one that elects nobody, or holds another Lease, lives
+while this one stands still. So nothing is said of a Lease that nobody has ever held, and one that was held once is no longer
+followed when the word that was spoken for its holder is replaced: only a living writer does that.
 """
 
 import asyncio
@@ -56,6 +60,8 @@ class Attendance:
     _mark: tuple[bool, str, str] | None = None
     """Whether there is a Lease, its holder, and when it says that it was renewed: as last seen."""
     _changed_s: float = 0.0
+    _doubted: tuple[bool, str, str] | None = None
+    """The Lease as it was when its holder's absence was found untrue."""
 
     def see(self, lease: dict[str, Any] | None, now_s: float) -> None:
         """Take in the Lease as it is now."""
@@ -64,11 +70,17 @@ class Attendance:
         if mark != self._mark:
             self._mark, self._changed_s, self.absence = mark, now_s, None
             return
+        if mark == self._doubted or (mark[0] and not (mark[1] or mark[2])):  # who never held it may live without it
+            return
         if math.isinf(self._changed_s):  # the first look after one that failed
             self._changed_s = now_s
         least_s = DURATIONS_MIN * float(spec.get("leaseDurationSeconds") or 0)
         if now_s - self._changed_s >= max(self.gone_after_s, least_s):
             self.absence = Absence(self.lease, deployed=mark[0], renewed=mark[2] or None)
+
+    def doubt(self) -> None:
+        """The autoscaler lives, whatever its Lease says: nothing more is concluded from the Lease as it is now."""
+        self._doubted, self.absence = self._mark, None
 
     def miss(self) -> None:
         """A look failed: the time until now does not count."""
@@ -92,8 +104,15 @@ class Follower:
             await self.look()
             await asyncio.sleep(LOOK_S)
 
-    async def look(self) -> Absence | None:
-        """Look once; the absence as it is known then."""
+    def doubt(self) -> None:
+        """Somebody has seen the autoscaler at work."""
+        place = self.attendance.lease
+        _log.warning("an autoscaler is at work that does not renew the Lease %s: whether it is gone is not told", place)
+        self.attendance.doubt()
+        self.on_change()
+
+    async def look(self) -> bool:
+        """Look once; whether the Lease could be read."""
         before = self.attendance.absence
         try:
             lease = await self.reader.read()
@@ -102,9 +121,9 @@ class Follower:
                 _log.warning("the autoscaler's Lease %s cannot be read: %s", self.attendance.lease, error)
             self._failing = True
             self.attendance.miss()
-            return before
+            return False
         self._failing = False
         self.attendance.see(lease, self.clock())
         if self.attendance.absence != before:
             self.on_change()
-        return self.attendance.absence
+        return True

@@ -148,7 +148,7 @@ class Leader:
                 applier,
                 reporter,
                 recorder,
-                StandIn(self.cluster, recorder, follower, _utc_now),
+                StandIn(self.cluster, recorder, follower, self.metrics, _utc_now),
                 _utc_now,
             ),
             WORKER_POOL.kind: WorkerPoolReconciler(

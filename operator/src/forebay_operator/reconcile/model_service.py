@@ -76,7 +76,6 @@ class ModelServiceReconciler:
         service = await self.cluster.get(MODEL_SERVICE, key.namespace, key.name)
         if service is None or is_terminating(service):
             return Outcome(Result.GONE)
-        spoken = await self.stand_in.speak(service)
         labelled = await self.cluster.find(WORKER_POOL, key.namespace, {MODEL_SERVICE_LABEL: key.name})
         pools = {name_of(pool): pool for pool in labelled if is_ours(pool, resource=MODEL_SERVICE, owner=service)}
         verdict = await self._judge(service)
@@ -87,8 +86,10 @@ class ModelServiceReconciler:
         except REFUSALS as e:
             verdict = replace(verdict, refused=Cause(Reason.NOT_APPLIED, str(e)))
             await self._report(service, verdict, pools)
+            await self.stand_in.speak(service)
             raise
-        changed = await self._report(service, verdict, pools) or changed or spoken
+        changed = await self._report(service, verdict, pools) or changed
+        changed = await self.stand_in.speak(service) or changed
         return Outcome(Result.CHANGED if changed else Result.UNCHANGED)
 
     async def _act(

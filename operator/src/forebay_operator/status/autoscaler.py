@@ -37,13 +37,19 @@ def build_absent_part(service: Manifest, absence: Absence, *, now: datetime) -> 
     return {"metadata": metadata, "status": {"conditions": wanted} if wanted else {}}
 
 
+def is_living_word(service: Manifest) -> bool:
+    """Whether the stored part was written by an autoscaler, and not in its stead."""
+    stored = (service.get("status") or {}).get("conditions") or []
+    found = [one for name in AUTOSCALER_CONDITIONS if (one := find_condition(stored, name)) is not None]
+    return any(one.get("reason") != GONE for one in found)
+
+
 def explain(absence: Absence) -> str:
     """Since when, and what to do."""
     namespace = absence.lease.partition("/")[0]
-    since = f"has not renewed its Lease {absence.lease} since {absence.renewed}"
-    never = f"has never held its Lease {absence.lease}"
+    since = f" since {absence.renewed}" if absence.renewed else ""
     return (
-        f"the autoscaler {since if absence.renewed else never}: nothing is measured and no pool is resized; "
+        f"the autoscaler has not renewed its Lease {absence.lease}{since}: nothing is measured and no pool is resized; "
         f"look at its pods: kubectl -n {namespace} get pods -l app.kubernetes.io/component=autoscaler"
     )
 

@@ -78,7 +78,7 @@ def test_beyond_the_queue_limit_requests_are_refused_with_503(limited):
     if limited.kind == "captured":
         answer = limited.ask(Ask(FILE, 3, CHAT))
     else:
-        threads = [_long(limited.engine, 100) for _ in range(4)]
+        threads = [_long(limited.engine, 300) for _ in range(4)]  # long enough for a busy machine to ask beside them
         limited.engine.eventually("vllm:num_requests_waiting", 2)
         answer = limited.ask(Ask(FILE, 3, CHAT, {**HI, "stream": True}, headers=KEY))
         for thread in threads:
