@@ -410,7 +410,7 @@ def flapping(sizes: tuple[int, ...], *, for_s: float) -> int:
 
 @pytest.mark.parametrize("sizes", [(10, 9), (9, 10), (10, 9, 8), (9, 8)])
 def test_a_worker_whose_readiness_flaps_does_not_keep_a_crowd_from_being_ordered_for(sizes: tuple[int, ...]):
-    """No order is fulfilled when it comes back, and while it is away it is waited for during a start-up time and a window at most."""
+    """No order is fulfilled when it comes back; while it is away it is waited for during a start-up time and a window at most."""
     assert flapping(sizes, for_s=120) == 18
 
 
