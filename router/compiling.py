@@ -7,8 +7,10 @@ Extensions never stand beside the sources of the checkout: an outdated one would
 another name and then renamed, so an interrupted run leaves the last one; a digest of what went into it tells whether it is up
 to date.
 
-What stays interpreted, and why: modules that a request does not pass through; pydantic models (`tenancy.keys`); exceptions that
-are dataclasses (`errors`); generic dataclasses (`pending`, `admission.fair_queue`), which mypyc cannot make native.
+What stays interpreted, and why: modules that a request does not pass through, or only one that is explained, traced, of a key,
+tokenized or told to other replicas (`explaining`, `tracing`, `tenancy.quotas`, `tokens`, `mesh`); pydantic models
+(`tenancy.keys`); exceptions that are dataclasses (`errors`, `refusal`); generic dataclasses (`pending`, `admission.fair_queue`),
+which mypyc cannot make native.
 
 `hatch_build.py` puts the same extensions into a wheel.
 """
@@ -79,6 +81,7 @@ HOT = [
     "index/precise",
     "index/prefix_index",
     "index/recency",
+    "index/sessions",
     "index/sharing",
     "index/tree",
     "index/underway",

@@ -8,6 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay_api.acceleratorclass import AcceleratorClassSpec
+from forebay_api.modelservice import Role
+from forebay_api.objective import Objective
 from forebay_autoscaler.costs import Offer, portions_of
 from forebay_autoscaler.decide import decide
 from forebay_autoscaler.observation import PoolCounts, PoolObservation, ServiceObservation
@@ -20,7 +22,7 @@ from tests.autoscaler.plant import KEY, engine_readings, pool_policy, readings, 
 def offer(
     name: str, price: float | None, rate: float | None, *, most: int = 10, ready: int = 0, share: float = 0.5
 ) -> Offer:
-    return Offer(name, share, price, rate, rate, most, ready)
+    return Offer(name, share, price, rate, most * (rate or 0.0), ready * (rate or 0.0))
 
 
 def shares(*offers: Offer, planned: float | None = 20.0) -> dict[str, tuple[float, float]]:
@@ -63,10 +65,9 @@ def test_without_demand_or_knowledge_of_it_cost_decides_nothing():
             name=st.uuids().map(str),
             share=st.floats(0, 1),
             price_per_hour=st.floats(0.1, 100),
-            good_rate_per_s=st.floats(0.01, 100),
-            expected_per_s=st.one_of(st.none(), st.floats(0.01, 100)),
-            most=st.integers(0, 50),
-            ready=st.integers(0, 50),
+            rate_per_s=st.floats(0.01, 100),
+            most_per_s=st.one_of(st.just(0.0), st.floats(0.01, 5000)),
+            ready_per_s=st.one_of(st.just(0.0), st.floats(0.01, 5000)),
         ),
         min_size=2,
         max_size=5,
@@ -80,13 +81,54 @@ def test_all_of_the_demand_is_given_out_once_and_what_is_kept_covers_it(offers, 
         assert 0 <= one.to_grow <= one.to_keep + 1e-12
         assert one.to_keep <= 1 + 1e-9
         assert 0 <= one.running <= 1
-    kept = sum(min(one.to_keep * planned, offer.most * offer.good_rate_per_s) for offer, one in zip_by(offers, made))
-    could = sum(offer.most * offer.good_rate_per_s for offer in offers) / 1.1
+    kept = sum(min(one.to_keep * planned, offer.most_per_s) for offer, one in zip_by(offers, made))
+    could = sum(offer.most_per_s for offer in offers) / 1.1
     assert kept >= min(planned, could) - 1e-6, "together they suffice as far as they can"
 
 
 def zip_by(offers, made):
     return [(one, made[one.name]) for one in offers]
+
+
+LONG_PROMPT_S = 0.33
+"""Work of a prompt that takes a third of the TTFT: one worker alone must be idle for 60 %."""
+
+
+def prefill_sizes(rate_per_s: float, *, cheap: int, dear: int) -> tuple[int, int]:
+    """What two pools of prefill workers settle at, of which the router uses all alike."""
+    pools = (
+        pool_policy("cheap", Role.PREFILL, replicas_max=cheap, price_per_hour=1.0, replicas_min=0, concurrency_max=64),
+        pool_policy("dear", Role.PREFILL, replicas_max=dear, price_per_hour=4.0, replicas_min=0, concurrency_max=64),
+    )
+    policy = service_policy(*pools, objective=Objective(1.0, 0.05, 0.95))
+    state, sizes = ServiceState(), (cheap, dear)
+    for second in range(0, 240, 2):
+        ready = sum(sizes)
+        busy = min(0.95, rate_per_s * LONG_PROMPT_S / max(1, ready))
+        service_s = LONG_PROMPT_S / (1 - busy)
+        seen = []
+        for pool, size in zip(pools, sizes, strict=True):
+            own = rate_per_s * size / max(1, ready)
+            numbers = {"running": own * service_s, "running_mean": own * service_s, "finished_per_s": own}
+            own_readings = engine_readings(**numbers, **({"service_time_s": service_s} if size else {}))
+            seen.append(PoolObservation(pool.name, PoolCounts(size, size), own_readings))
+        signals = readings(policy, arrived_per_s=rate_per_s, burst_per_s=rate_per_s)
+        decision = decide(policy, state, ServiceObservation(KEY, signals, tuple(seen)), float(second))
+        state, sizes = decision.state, tuple(one.desired for one in decision.pools)
+    return sizes
+
+
+@pytest.mark.parametrize(("rate_per_s", "dear"), [(3.0, 1), (4.0, 2), (4.8, 3)])
+def test_prompts_that_cheap_prefill_workers_cannot_answer_in_time_are_the_dear_pools(rate_per_s, dear):
+    """Two workers are busy for 0.4 each at most by the laws of the need, however much of them is idle: 2.4 requests a second."""
+    assert prefill_sizes(rate_per_s, cheap=2, dear=8) == (2, dear)
+
+
+@pytest.mark.parametrize("rate_per_s", [1.0, 6.0, 10.0, 14.0])
+def test_a_cheap_prefill_pool_with_room_has_all_of_the_load(rate_per_s):
+    cheap, dear = prefill_sizes(rate_per_s, cheap=12, dear=8)
+    assert dear == 0
+    assert cheap == prefill_sizes(rate_per_s, cheap=20, dear=8)[0]
 
 
 SLOTS, START_S = 8, 60.0

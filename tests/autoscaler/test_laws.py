@@ -1,8 +1,10 @@
 """Laws of the parts of `decide`, whatever is observed. Those of `decide` over time: test_decide_machine.py."""
 
+import random
 from dataclasses import replace
 
-from hypothesis import given
+import pytest
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forebay_api.modelservice import AutoscalingMode, Role
@@ -10,9 +12,10 @@ from forebay_api.objective import Objective
 from forebay_autoscaler.budget import Wish, share_budget
 from forebay_autoscaler.decide import decide
 from forebay_autoscaler.demand import Demand, waiting_in_workers
-from forebay_autoscaler.model import Capacity, need_of, prefill_workers
+from forebay_autoscaler.fitted import Fitted, Measured
+from forebay_autoscaler.model import Capacity, carried_per_s, need_of, prefill_load, prefill_workers, within_law
 from forebay_autoscaler.observation import PoolCounts, PoolObservation, PoolSignals, ServiceObservation, ServiceSignals
-from forebay_autoscaler.policy import Tuning
+from forebay_autoscaler.policy import ServicePolicy, Tuning
 from forebay_autoscaler.reading import UNKNOWN, Reading, read
 from forebay_autoscaler.shares import share_of_role
 from forebay_autoscaler.signals import count_within
@@ -75,6 +78,42 @@ def test_more_prompts_never_need_fewer_prefill_workers_and_always_more_than_they
     assert high <= max(loads) / 0.4 * (1 + 1e-9)
 
 
+@given(
+    load=st.floats(0, 1000),
+    workers=st.integers(0, 1000),
+    work_s=st.one_of(st.none(), st.floats(1e-4, 10)),
+    ttft_s=st.floats(0.01, 100),
+    target=st.sampled_from([0.1, 0.5, 0.95, 0.999, 1.0]),
+)
+def test_what_prefill_workers_carry_is_what_needs_them(load, workers, work_s, ttft_s, target):
+    """One formula turned round: whatever many workers carry needs no more, and more than that needs more."""
+    objective = Objective(ttft_s, 0.025, target)
+    most = prefill_load(workers, work_s, objective)
+    assert prefill_workers(most, work_s, objective) == pytest.approx(workers, rel=1e-6, abs=1e-6)
+    needed = prefill_workers(load, work_s, objective)
+    assert prefill_load(needed, work_s, objective) == pytest.approx(load, rel=1e-6, abs=1e-6)
+    assert (load <= most * (1 + 1e-9) + 1e-9) or needed > workers
+
+
+@given(
+    role=st.sampled_from(Role),
+    rate_per_s=st.floats(0, 1000),
+    work_s=st.floats(1e-3, 10),
+    limit=st.floats(0.1, 0.9),
+    ttft_s=st.floats(0.01, 100),
+)
+def test_what_is_told_of_a_worker_times_those_needed_is_what_was_planned(role, rate_per_s, work_s, limit, ttft_s):
+    objective, capacity = Objective(ttft_s, 0.025, 0.5), Capacity(work_s, limit, measured=True)
+    demand = Demand(rate_per_s, 0.0, 0.0, rate_per_s)
+    told = within_law(role, demand, capacity, objective).good_rate_per_s
+    need = need_of(role, demand, capacity, to_work_off=0.0, objective=objective, tuning=Tuning(headroom=0.0))
+    assert 0 < told <= capacity.good_rate_per_s
+    assert need.workers - 1 <= rate_per_s / told * (1 + 1e-9)
+    assert rate_per_s / told <= need.workers * (1 + 1e-9)
+    carried = carried_per_s(role, need.workers, capacity, objective)
+    assert carried >= rate_per_s * (1 - 1e-9), "and they carry it"
+
+
 @given(rates=st.tuples(RATES, RATES), wanted=st.integers(1, 30))
 def test_more_arrivals_never_get_fewer_workers(rates, wanted):
     """Of a whole first decision, with everything else equal."""
@@ -92,6 +131,62 @@ def test_more_arrivals_never_get_fewer_workers(rates, wanted):
         return decide(policy, ServiceState(), ServiceObservation(KEY, signals, (seen,)), 0.0).pools[0].desired
 
     assert size(min(rates)) <= size(max(rates))
+
+
+LITTLE = (0.0, 0.0, 0.0, 1e-9, 0.01, 1.0, 30.0, 1e6)
+"""Zeros, next to nothing and far too much."""
+
+
+def little_known_worker(dice: random.Random) -> Fitted | None:
+    """Known by step times of which some are nothing at all, if it is known."""
+    times = [sorted(dice.choices([0.0, 0.0, 1e-6, 0.02, 1.0], k=2)) for _ in range(2)]
+    decode, prefill = (((0, least), (1000, most)) for least, most in times)
+    fitted = Fitted(Measured(decode, prefill), dice.choice([0, 1, 1000, 10**6]), lanes=dice.choice([1, 2]))
+    return dice.choice([None, fitted])
+
+
+def little_policy(dice: random.Random) -> ServicePolicy:
+    """A service of which many a number is nothing."""
+    roles = dice.choice([(Role.MIXED,), (Role.MIXED,) * 2, (Role.PREFILL, Role.DECODE), (Role.PREFILL,) * 2])
+    pools = [
+        pool_policy(
+            f"{role}{number}".lower(),
+            role,
+            replicas_min=0,
+            replicas_max=dice.choice([0, 0, 1, 3]),
+            concurrency_max=dice.choice([1.0, 8.0]),
+            price_per_hour=dice.choice([None, 0.0, 1.0]),
+            worker=little_known_worker(dice),
+        )
+        for number, role in enumerate(roles)
+    ]
+    bounds = (dice.choice([0.001, 0.33, 2.0]) for _ in range(2))
+    return service_policy(
+        *pools,
+        objective=Objective(*bounds, dice.choice([0.01, 0.95, 1.0])),
+        budget_gpus=dice.choice([None, 0, 2]),
+        scale_down_window_s=dice.choice([0.0, 30.0]),
+    )
+
+
+@settings(max_examples=300, deadline=None)
+@given(seed=st.integers(0, 1 << 30))
+def test_no_zero_anywhere_keeps_a_decision_from_being_made(seed):
+    """Rates, times, tokens, workers, prices, bounds and step times of nothing: what is divided by them has to be guarded."""
+    dice = random.Random(seed)  # since drawing each number takes long
+    policy, state, now_s = little_policy(dice), ServiceState(), 0.0
+
+    def anything(kind: type) -> ServiceSignals | PoolSignals:
+        return kind(**{name: reading_of(dice.choice(LITTLE), 1.0) for name in kind.__dataclass_fields__})
+
+    for _ in range(6):
+        now_s += dice.choice([0.0, 2.0, 60.0])
+        counts = [PoolCounts(dice.choice([0, 0, 1, 3]), dice.choice([0, 0, 1, 3])) for _ in policy.pools]
+        pairs = zip(policy.pools, counts, strict=True)
+        seen = tuple(PoolObservation(pool.name, count, anything(PoolSignals)) for pool, count in pairs)
+        decision = decide(policy, state, ServiceObservation(KEY, anything(ServiceSignals), seen), now_s)
+        state = decision.state
+        assert all(one.reason for one in decision.pools)
 
 
 @given(

@@ -398,6 +398,22 @@ def test_what_overfull_workers_run_is_ordered_for_once():
     assert script.go(20, 20, service_s=1.0, running=80) >= 8, "they are there, and it was not enough"
 
 
+def flapping(sizes: tuple[int, ...], *, for_s: float) -> int:
+    """Workers ordered for 180 requests at work, 10 of which are one worker's, while so many are ready, for 8 s each in turn."""
+    script = Script(service_policy(pool_policy(concurrency_max=10, replicas_max=30)), wanted=10)
+    for _ in range(round(for_s / 2)):
+        ready = min(script.wanted, sizes[int(script.now_s // 8) % len(sizes)])
+        script.now_s += 2
+        script.see(load_of(9, wanted=script.wanted, ready=ready, service_s=10.0, running=180, running_mean=180))
+    return script.wanted
+
+
+@pytest.mark.parametrize("sizes", [(10, 9), (9, 10), (10, 9, 8), (9, 8)])
+def test_a_worker_whose_readiness_flaps_does_not_keep_a_crowd_from_being_ordered_for(sizes: tuple[int, ...]):
+    """No order is fulfilled when it comes back; while it is away it is waited for during a start-up time and a window at most."""
+    assert flapping(sizes, for_s=120) == 18
+
+
 def test_running_requests_ask_for_workers_where_the_rate_is_unknown():
     script = Script(service_policy(pool_policy(concurrency_max=10, replicas_max=20)), wanted=2)
     script.go(20, 12, service_s=1.0)
@@ -500,8 +516,19 @@ def test_prefill_and_decode_are_sized_each_by_its_own_work():
     prefill, decode = run_split(disaggregated(), 10.0, (1, 1), prefill_s=0.05)
     assert (prefill, decode) == (1, 4)
     prefill, decode = run_split(disaggregated(), 10.0, (1, 1), prefill_s=0.3)
-    assert prefill >= 4
+    assert prefill == 4
     assert decode == 4
+
+
+def test_what_is_told_of_a_prefill_worker_is_what_it_does_under_the_law():
+    """3 req/s of 0.33 s each take 2.5 workers by the laws, so one does 1.2; busy for 0.9 of the time it would do 2.7."""
+    policy = replace(disaggregated(), objective=Objective(1.0, 0.025, 0.95))
+    observed = split_load(3.0, PoolCounts(3, 3), PoolCounts(1, 1), prefill_s=0.33)
+    prefill, decode = decide(policy, ServiceState(), observed, 0.0).pools
+    assert prefill.need.workers == 3
+    assert prefill.good_rate_per_s == pytest.approx(1.217, abs=0.001)
+    assert "one worker does 1.2 good/s" in prefill.reason
+    assert decode.good_rate_per_s == decode.capacity.good_rate_per_s == pytest.approx(4.0)
 
 
 def test_pools_share_a_budget_in_proportion_to_their_needs():

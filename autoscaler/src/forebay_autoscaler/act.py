@@ -107,7 +107,7 @@ class Actor:
                 "desired": pool.desired,
                 "rate_per_s": pool.demand.rate_per_s if pool.demand else None,
                 "backlog": pool.demand.backlog if pool.demand else None,
-                "good_rate_per_s": pool.capacity.good_rate_per_s,
+                "good_rate_per_s": pool.good_rate_per_s,
                 "unknown": list(pool.unknown),
                 "rejected": [f"{one.replicas}: {one.why}" for one in pool.rejected],
             },

@@ -7,7 +7,7 @@ from forebay_autoscaler.constraints import Constraint, Proposal, Situation
 from forebay_autoscaler.decision import PoolDecision
 from forebay_autoscaler.demand import Demand
 from forebay_autoscaler.learn import Learnt
-from forebay_autoscaler.model import Capacity
+from forebay_autoscaler.model import Capacity, within_law
 from forebay_autoscaler.observation import PoolCounts, PoolObservation, Writer
 from forebay_autoscaler.policy import PoolPolicy, ServicePolicy
 from forebay_autoscaler.reasons import explain
@@ -25,8 +25,8 @@ class View:
     learnt: Learnt
     capacity: Capacity
     foreign: Writer | None
-    expected_per_s: float | None = None
-    """Good rate of a worker as the capacity model expects it."""
+    expected: Capacity
+    """As the capacity model expects it, with nothing learnt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +45,8 @@ def conclude(policy: ServicePolicy, one: Sized, proposal: Proposal) -> tuple[Poo
     """The decision on a pool, and its memory afterwards."""
     view, memory = one.view, one.view.memory
     action = _action(one, proposal)
-    told = memory.desired if policy.mode is AutoscalingMode.ADVISE else view.counts.wanted
-    news = _is_news(memory, action, told=told, desired=proposal.replicas)
+    last = memory.desired if policy.mode is AutoscalingMode.ADVISE else view.counts.wanted
+    news = _is_news(memory, action, told=last, desired=proposal.replicas)
     if action is Action.HOLD and not is_unknown_for_long(policy, memory, one.situation.now_s):
         # A new service or worker has no rates in its first window: nothing is said, and nothing shrinks.
         action, news = Action.KEEP, False
@@ -54,13 +54,14 @@ def conclude(policy: ServicePolicy, one: Sized, proposal: Proposal) -> tuple[Poo
     cause = proposal.rejected[-1].constraint if action is Action.WAIT else None
     flickers = _flickers(policy, memory, action, cause, now_s)
     news = news and not flickers
+    told = within_law(view.pool.role, one.demand, view.capacity, policy.objective)
     if news or not reason or (cause not in (None, memory.cause) and not flickers):
         reason = explain(
             action,
             current=view.counts.wanted,
             proposal=proposal,
             demand=one.demand,
-            capacity=view.capacity,
+            capacity=told,
             aside=one.aside,
         )
     decision = PoolDecision(
@@ -77,6 +78,7 @@ def conclude(policy: ServicePolicy, one: Sized, proposal: Proposal) -> tuple[Poo
         rejected=proposal.rejected,
         rival=view.counts.rival,
         foreign=view.foreign,
+        good_rate_per_s=told.good_rate_per_s,
     )
     memory = replace(memory, desired=proposal.replicas, reason=reason)
     if not flickers:

@@ -34,19 +34,19 @@ class Offer:
     """Of the role's requests that it gets now."""
     price_per_hour: float | None
     """Of one worker."""
-    good_rate_per_s: float | None
-    """Of one worker, as known now."""
-    expected_per_s: float | None
-    """The same as the capacity model expects; None where it does not know."""
-    most: int
-    """Workers that it could have."""
-    ready: int
+    rate_per_s: float | None
+    """Good rate of one worker, as the capacity model expects it; as known now where that does not know."""
+    most_per_s: float
+    """Requests a second that the most workers it could have carry."""
+    ready_per_s: float
+    """The same of those that are ready. One worker's times their number only where they do not share what they keep free."""
 
     @property
     def cost(self) -> float | None:
         """Of one good request; None without a price or a rate."""
-        rate = self.expected_per_s or self.good_rate_per_s
-        return None if self.price_per_hour is None or not rate else self.price_per_hour / SECONDS_PER_HOUR / rate
+        if self.price_per_hour is None or not self.rate_per_s:
+            return None
+        return self.price_per_hour / SECONDS_PER_HOUR / self.rate_per_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +74,7 @@ def portions_of(offers: Sequence[Offer], planned_per_s: float | None, *, headroo
     portions = {}
     ordered = _by_cost(offers)
     for place, offer in enumerate(ordered, start=1):
-        usable_per_s = (offer.good_rate_per_s or 0.0) / (1.0 + headroom)
-        could_do = offer.most * usable_per_s
-        grow = left if place == len(ordered) else min(left, could_do)
+        grow = left if place == len(ordered) else min(left, offer.most_per_s / (1.0 + headroom))
         # Not bounded by what it could do: as a share that would fall where demand rises beyond it.
         to_grow, to_keep = grow / planned_per_s, max(grow, uncovered) / planned_per_s
         running = min(1.0, to_keep / offer.share) if offer.share > 0 else 1.0
@@ -84,7 +82,7 @@ def portions_of(offers: Sequence[Offer], planned_per_s: float | None, *, headroo
         backlog = 1.0 if left > 0 else 0.0
         portions[offer.name] = Portion(to_grow, to_keep, backlog, running, told)
         left -= grow
-        uncovered = max(0.0, uncovered - offer.ready * usable_per_s)
+        uncovered = max(0.0, uncovered - offer.ready_per_s / (1.0 + headroom))
     return portions
 
 

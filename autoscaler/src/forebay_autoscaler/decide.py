@@ -33,7 +33,7 @@ from forebay_autoscaler.demand import (
     waiting_in_workers,
 )
 from forebay_autoscaler.learn import Evidence, Facts, Learnt, capacity_of, is_idle, latency_of, learn, load_per_worker
-from forebay_autoscaler.model import Need, need_of
+from forebay_autoscaler.model import Capacity, Need, carried_per_s, need_of
 from forebay_autoscaler.observation import PoolCounts, PoolObservation, ServiceObservation
 from forebay_autoscaler.policy import PoolPolicy, ServicePolicy
 from forebay_autoscaler.reserves import at_least_one, with_spare
@@ -148,8 +148,8 @@ def _look(sight: Sight, pool: PoolPolicy, observed: PoolObservation, counts: Poo
     facts = Facts(counts, observed.signals, seed, sight.shares[pool.name], now_s)
     learnt = learn(pool, memory.learnt, facts, sight.evidence)
     capacity = capacity_of(pool, learnt, seed)
-    expected_per_s = capacity_of(pool, Learnt(), seed).good_rate_per_s
-    return View(pool, observed, counts, replace(memory, learnt=learnt), learnt, capacity, foreign, expected_per_s)
+    expected = capacity_of(pool, Learnt(), seed)
+    return View(pool, observed, counts, replace(memory, learnt=learnt), learnt, capacity, foreign, expected)
 
 
 def _portions(sight: Sight, views: Sequence[View]) -> dict[str, Portion]:
@@ -171,15 +171,20 @@ def _offer(sight: Sight, view: View) -> Offer:
     pool, counts, orders = view.pool, view.counts, view.learnt.orders
     coming = sum(count for _, count in orders.coming(sight.now_s, sight.policy.tuning.startup_s))
     overdue = sum(count for _, count in orders.waiting) > coming
+    most_now = counts.ready + coming if overdue else counts.wanted
     stuck = counts.unschedulable or counts.rival is not None or overdue
+
+    def carried(workers: int, capacity: Capacity) -> float:
+        return carried_per_s(pool.role, workers, capacity, sight.policy.objective) or 0.0
+
+    many = max(1, pool.replicas_max)  # what one does where it shares with as many as there can be
     return Offer(
         name=pool.name,
         share=sight.shares[pool.name],
         price_per_hour=pool.price_per_hour,
-        good_rate_per_s=view.capacity.good_rate_per_s,
-        expected_per_s=view.expected_per_s,
-        most=(counts.ready + coming if overdue else counts.wanted) if stuck else pool.replicas_max,
-        ready=counts.ready,
+        rate_per_s=(carried(many, view.expected) or carried(many, view.capacity)) / many,
+        most_per_s=carried(most_now if stuck else pool.replicas_max, view.capacity),
+        ready_per_s=carried(counts.ready, view.capacity),
     )
 
 
@@ -195,7 +200,8 @@ def _size(sight: Sight, view: View, portion: Portion) -> Sized:
     """The pool's demand and need, recorded in its windows."""
     policy, now_s = sight.policy, sight.now_s
     demand = _demand(sight, view, portion)
-    need = None if demand is None else _need(sight, view, demand)
+    need, crowded_since_s = (None, None) if demand is None else _need(sight, view, demand)
+    view = replace(view, memory=replace(view.memory, crowded_since_s=crowded_since_s))
     if need is not None:
         need = with_spare(need, view.pool.spare)
     if view.pool.name in sight.woken:
@@ -225,7 +231,8 @@ def _size(sight: Sight, view: View, portion: Portion) -> Sized:
     return Sized(replace(view, memory=memory), demand, situation, Proposal(wanted), aside)
 
 
-def _need(sight: Sight, view: View, demand: Demand) -> Need:
+def _need(sight: Sight, view: View, demand: Demand) -> tuple[Need, float | None]:
+    """The need, and since when running requests beyond it have been left to ordered workers."""
     policy, counts = sight.policy, view.counts
     coming = view.learnt.orders.coming(sight.now_s, policy.tuning.startup_s)
     to_work_off = backlog_ahead(
@@ -234,27 +241,33 @@ def _need(sight: Sight, view: View, demand: Demand) -> Need:
         coming=coming,
         good_rate_per_s=view.capacity.good_rate_per_s,
     )
-    return need_of(
+    running, crowded_since_s = _running_ahead(sight, view, demand)
+    need = need_of(
         view.pool.role,
-        replace(demand, running=_running_ahead(sight, view, demand)),
+        replace(demand, running=running),
         view.capacity,
         to_work_off=to_work_off,
         objective=policy.objective,
         tuning=policy.tuning,
     )
+    return need, crowded_since_s
 
 
-def _running_ahead(sight: Sight, view: View, demand: Demand) -> float:
-    """What runs, as far as it asks for workers beside those ordered: overfull workers are what these were ordered for.
+def _running_ahead(sight: Sight, view: View, demand: Demand) -> tuple[float, float | None]:
+    """What runs, as far as it asks for workers beside those ordered, and since when some of it does not.
 
-    Once they have been there for a window, or do not come, whatever still runs counts.
+    Overfull workers are what the others were ordered for. Once these have been there for a window, or do not come, whatever
+    still runs counts; so it does when it has not for a start-up time and a window, whatever came and went meanwhile.
     """
-    tuning, learnt = sight.policy.tuning, view.learnt
-    coming = sum(count for _, count in learnt.orders.coming(sight.now_s, tuning.startup_s))
-    begun = sight.now_s - learnt.ready_changed_s < tuning.rate_window_s
-    if demand.rate_per_s is None or not (coming or begun):
-        return demand.running
-    return min(demand.running, (view.counts.ready + coming) * view.capacity.limit)
+    tuning, orders, now_s = sight.policy.tuning, view.learnt.orders, sight.now_s
+    coming = sum(count for _, count in orders.coming(now_s, tuning.startup_s))
+    begun = now_s - orders.fulfilled_s < tuning.rate_window_s
+    hold = (view.counts.ready + coming) * view.capacity.limit
+    if demand.rate_per_s is None or not (coming or begun) or demand.running <= hold:
+        return demand.running, None
+    since_s = now_s if view.memory.crowded_since_s is None else view.memory.crowded_since_s
+    lasts = now_s - since_s >= (orders.startup_s or tuning.startup_s) + tuning.rate_window_s
+    return (demand.running if lasts else hold), since_s
 
 
 def _remember(

@@ -32,6 +32,8 @@ class PoolDecision:
     rival: str | None
     foreign: Writer | None
     """Somebody who set the number of workers since the last decision."""
+    good_rate_per_s: float | None = None
+    """Requests a second that one worker carries within the objective, of this demand; None when never measured."""
 
 
 @dataclass(frozen=True, slots=True)

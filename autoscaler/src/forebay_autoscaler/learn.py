@@ -4,8 +4,9 @@
 that another mix of requests, or another load, does not look like another speed. Blended with what was known by the number of
 samples, so that two odd requests at night do not replace a day's knowledge. Without a capacity model it is the work itself.
 
-*Limit* starts at what the capacity model expects, at most the engine's own number of sequences (for prefill at the
-utilisation that the objective allows). Finished requests correct it, once the pool has been of one size for a whole window:
+*Limit* starts at what the capacity model expects, at most the engine's own number of sequences; for prefill at the highest
+utilisation there is, since the laws of the need bound it further (model.py), and it begins to fall from what these allow.
+Finished requests correct it, once the pool has been of one size for a whole window:
 - requests missed the objective though workers carried no more than the limit and nothing queued for a window: it was too
   much; the limit becomes 0.9 of what they carried, by a quarter at once at most where the capacity model knows better;
 - requests queued for a whole window in engines that ran fewer than the limit (no KV cache left, prefill in the way, or a
@@ -25,7 +26,7 @@ from typing import Final
 from forebay_api.modelservice import Role
 from forebay_api.objective import Objective
 from forebay_autoscaler.demand import waiting_in_workers
-from forebay_autoscaler.model import Capacity, initial_limit, work_per_request_s
+from forebay_autoscaler.model import Capacity, initial_limit, prefill_load, work_per_request_s
 from forebay_autoscaler.observation import PoolCounts, PoolSignals, ServiceSignals
 from forebay_autoscaler.orders import Orders
 from forebay_autoscaler.policy import PoolPolicy, Tuning
@@ -206,6 +207,8 @@ def _is_overloaded(pool: PoolPolicy, learnt: Learnt, facts: Facts, evidence: Evi
     capacity = capacity_of(pool, learnt, facts.seed)
     ready = facts.counts.ready
     asked, most = (evidence.rate_per_s or 0.0) * facts.share * (capacity.work_s or 0.0), ready * capacity.limit
+    if pool.role is Role.PREFILL:
+        most = min(most, prefill_load(ready, capacity.work_s, evidence.objective))
     if asked > OVERLOAD * most:
         return True
     load = load_per_worker(pool.role, capacity.work_s, facts.counts, facts.signals)
@@ -297,7 +300,13 @@ def _learn_limit(
     if latency.missed_by(pool.role):
         if overloaded:
             return learnt.limit
-        lowest = 0.0 if facts.seed is None else FALL_MAX * limit
+        bound = limit
+        if (
+            pool.role is Role.PREFILL
+        ):  # a limit above what the laws allow binds nothing, so to fall from it changes nothing
+            ready = facts.counts.ready
+            bound = min(limit, max(load, prefill_load(ready, capacity.work_s, evidence.objective) / ready))
+        lowest = 0.0 if facts.seed is None else FALL_MAX * bound
         return min(limit, max(lowest, BACK_OFF * load))
     if not latency.met_by(pool.role) or not latency.room:
         return learnt.limit

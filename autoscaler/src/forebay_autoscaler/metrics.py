@@ -181,8 +181,8 @@ class Metrics:
             desired.set(labels, pool.desired)
             if pool.need is not None:
                 needed.set(labels, pool.need.with_backlog)
-            if pool.capacity.good_rate_per_s is not None:
-                good_rate.set(labels, pool.capacity.good_rate_per_s)
+            if pool.good_rate_per_s is not None:
+                good_rate.set(labels, pool.good_rate_per_s)
             if labels not in self._pools:
                 self._pools[labels] = {action: self.decisions.labels(*labels, action.value) for action in Action}
                 self.foreign_writes.labels(*labels)

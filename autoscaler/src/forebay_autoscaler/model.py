@@ -21,12 +21,13 @@ how many that takes, and the smaller number does:
                  s0 * -ln(1 - target) / d workers are free, however many there are; at most `POOLED` of them are busy
 
 Where prompts are long beside the TTFT, one alone must be idle half of the time, and the second law needs far fewer workers.
+Turned round, the larger of what they allow is what n workers carry; the `limit` of a prefill worker only bounds it further.
 
 Queues, not utilisation, tell overload: what waits is counted as demand, to be worked off within a horizon (demand.py).
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import NormalDist
 from typing import Final
 
@@ -60,7 +61,7 @@ class Capacity:
 
     @property
     def good_rate_per_s(self) -> float | None:
-        """Requests a second that one worker serves within the objective."""
+        """Requests a second that one worker serves at its limit; a prefill worker in time only as far as `within_law` says."""
         return self.limit / self.work_s if self.work_s else None
 
 
@@ -107,6 +108,36 @@ def prefill_workers(offered: float, work_s: float | None, objective: Objective) 
     if left_s <= 0.0:
         return alone
     return min(alone, max(offered + (work_s or 0.0) * _tail(objective) / left_s, offered / POOLED))
+
+
+def prefill_load(workers: float, work_s: float | None, objective: Objective) -> float:
+    """Busy prefill workers of so many that answer in time: `prefill_workers` turned round."""
+    alone = workers * utilisation_in_time(work_s, objective)
+    left_s = objective.ttft_s - (work_s or 0.0)
+    if left_s <= 0.0:
+        return alone
+    return max(alone, min(workers - (work_s or 0.0) * _tail(objective) / left_s, POOLED * workers))
+
+
+def carried_per_s(role: Role, workers: int, capacity: Capacity, objective: Objective) -> float | None:
+    """Requests a second that so many workers carry within the objective, with no margin; None when never measured."""
+    if not capacity.work_s:
+        return None
+    load = workers * capacity.limit
+    if role is Role.PREFILL:
+        load = min(load, prefill_load(workers, capacity.work_s, objective))
+    return load / capacity.work_s
+
+
+def within_law(role: Role, demand: Demand | None, capacity: Capacity, objective: Objective) -> Capacity:
+    """The capacity with as much as one worker carries of this demand: a prefill worker's share of what the laws allow."""
+    if role is not Role.PREFILL:
+        return capacity
+    planned = 0.0 if demand is None else max(demand.rate_per_s or 0.0, demand.planned_per_s)
+    offered = planned * (capacity.work_s or 0.0)
+    workers = prefill_workers(offered, capacity.work_s, objective)
+    share = offered / workers if workers > 0 else utilisation_in_time(capacity.work_s, objective)
+    return replace(capacity, limit=min(capacity.limit, share))
 
 
 def _tail(objective: Objective) -> float:

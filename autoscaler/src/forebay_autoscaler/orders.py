@@ -32,6 +32,10 @@ class Orders:
     """Workers that were ready at the last look."""
     startup_s: float = 0.0
     """Learnt; 0 until measured."""
+    high: int = 0
+    """Most workers that have been ready, of those wanted since: one that is lost and comes back is no more than there were."""
+    fulfilled_s: float = float("-inf")
+    """When an order last made them more than that."""
     seen_s: float | None = None
     """When we last looked: a number that has changed since was ordered then."""
 
@@ -45,6 +49,9 @@ class Orders:
             if count > came:
                 waiting.insert(0, (at_s, count - came))
             came -= min(came, count)
+        # Those that drain are still ready, and no high that a later order would have to exceed.
+        high, now_there = min(self.high, wanted), min(ready, wanted)
+        fulfilled_s = now_s if self.ready is not None and ready > self.ready and now_there > high else self.fulfilled_s
         missing = max(0, wanted - ready) - sum(count for _, count in waiting)
         if missing > 0:
             waiting.append((now_s if self.seen_s is None else self.seen_s, missing))
@@ -53,7 +60,15 @@ class Orders:
             if count + missing > 0:
                 waiting.append((at_s, count + missing))
             missing += count
-        return replace(self, waiting=tuple(waiting), ready=ready, startup_s=startup_s, seen_s=now_s)
+        return replace(
+            self,
+            waiting=tuple(waiting),
+            ready=ready,
+            startup_s=startup_s,
+            high=max(high, now_there),
+            fulfilled_s=fulfilled_s,
+            seen_s=now_s,
+        )
 
     def lead_s(self, now_s: float, unmeasured_s: float) -> float:
         """How long a worker takes that is ordered now."""

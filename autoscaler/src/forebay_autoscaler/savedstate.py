@@ -160,6 +160,9 @@ def _impossible(saved: Saved) -> Iterator[str]:
             yield f"{where}.work_s"
         if not 0 <= learnt.orders.startup_s <= STARTUP_MAX_S:
             yield f"{where}.orders.startup_s"
+    mix = saved.state.mix
+    if mix is not None and not (0 <= mix.cached <= mix.prompt and mix.prompt > 0 and mix.output > 0):
+        yield "mix"
     yield from _impossible_forecast(saved.state.forecast)
 
 

@@ -93,7 +93,9 @@ def mix_of(signals: ServiceSignals, *, window_s: float, samples_min: float) -> M
     if not ended or not prompt or not output or ended * window_s < samples_min:
         return None
     cached = signals.cached_tokens_per_s.known or 0.0
-    return Mix(_rounded(prompt / ended), _rounded(cached / ended), _rounded(output / ended))
+    # Counters of several routers need not agree: no request is of no token, and none has more cached than it has.
+    mean = max(1, _rounded(prompt / ended))
+    return Mix(mean, min(mean, _rounded(cached / ended)), max(1, _rounded(output / ended)))
 
 
 def _rounded(tokens: float) -> int:
@@ -103,23 +105,24 @@ def _rounded(tokens: float) -> int:
 
 @lru_cache(maxsize=CACHE_SIZE)
 def expect(worker: Worker | Fitted, role: Role, mix: Mix, objective: Objective, sequences_max: float) -> Seed | None:
-    """What the worker should do; None when it cannot meet the TPOT even alone, or holds no such request."""
+    """What the worker should do; None when it cannot meet the TPOT even alone, holds no such request, or needs no time."""
     fitted = _fitted(worker, mix.prompt + mix.output)
     timer, lanes = fitted.timer, fitted.lanes
     prefill_s = prefill_seconds(timer, max(1, mix.prompt), cached_tokens=mix.cached, chunk_tokens=fitted.chunk_tokens)
     if role is Role.PREFILL:
-        return Seed(prefill_s / lanes, None, mix, role, timer, lanes)
+        return Seed(prefill_s / lanes, None, mix, role, timer, lanes) if prefill_s > 0 else None
     held = fitted.kv_tokens // (mix.prompt + mix.output)
     by_engine, by_memory = int(sequences_max / lanes), held // lanes
     by_tpot = _largest_batch(timer, role, mix, objective, prefill_s)
     batch = min(by_engine, by_memory, by_tpot)
-    if batch < 1:
+    alone_s = step_s(timer, role, mix, 1)
+    if batch < 1 or alone_s <= 0.0:
         return None
     full_s = step_s(timer, role, mix, batch)
     work_s = mix.output * full_s + (prefill_s if role is Role.MIXED else 0.0)
     # Where slots or memory end first, more requests wait and slow nobody down.
     slows = batch == by_tpot
-    amplification = min(AMPLIFICATION_MAX, full_s / step_s(timer, role, mix, 1)) if slows else 1.0
+    amplification = min(AMPLIFICATION_MAX, full_s / alone_s) if slows else 1.0
     return Seed(work_s, float(batch * lanes), mix, role, timer, lanes, amplification)
 
 

@@ -38,6 +38,8 @@ class PoolState:
     """What was needed, negated, for growing."""
     unknown_since_s: float | None = None
     """Since when inputs have been missing; None while none is."""
+    crowded_since_s: float | None = None
+    """Since when running requests beyond what ordered workers hold have not been ordered for; None while there are none."""
     writer: Writer | None = None
     """Foreign writer of spec.replicas that was last reported."""
     action: Action | None = None

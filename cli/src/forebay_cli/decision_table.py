@@ -98,7 +98,7 @@ def _rows(record: Json, pools: Sequence[Json]) -> Iterator[tuple[str, str, list[
             yield title, words.get(name, name.replace("_", " ")), cells
             title = ""
         if part == "capacity":
-            yield "", "good requests per second", [_good_rate(one) for one in values]
+            yield "", "good requests per second", [_good_rate(pool) for pool in pools]
     yield from _bounds(record, pools)
     yield "decided", "", [_decided(pool) for pool in pools]
 
@@ -126,7 +126,10 @@ def _decided(pool: Json) -> str:
     return f"[bold {colour}]{number}[/] [{colour}]{pool['action'].replace('_', ' ')}[/]"
 
 
-def _good_rate(capacity: Json) -> str:
+def _good_rate(pool: Json) -> str:
+    if pool.get("good_rate_per_s"):
+        return _number(pool["good_rate_per_s"])
+    capacity = pool.get("capacity") or {}  # a record of a version that did not tell it
     work_s, limit = capacity.get("work_s"), capacity.get("limit")
     return _number(limit / work_s) if work_s and limit else "-"
 
