@@ -187,13 +187,15 @@ def test_what_more_hits_would_cost(name, monkeypatch):
     case = WHOLE[name]
     trace = case.trace()
     bound = case.bound(trace)
-    rows = {}
+    rows, scores = {}, {}
     for price in AGAIN:
         monkeypatch.setattr(predicting, "AGAIN", price)
-        one = scores_of(simulate(Setting(fleet=case.fleet, trace=trace, routing="forebay", seed=1)))
+        one = scores[price] = scores_of(simulate(Setting(fleet=case.fleet, trace=trace, routing="forebay", seed=1)))
         rows[price] = f"{one.hit_share / bound.hit_share:.1%}, {one.ttft_mean_s:.4f} s, {one.attainment:.1%}"
         print(f"{name}: {price}: {rows[price]}", flush=True)
     keep(f"price of computing again: {name}", rows)
+    assert scores[1.0].attainment >= max(scores[0.0].attainment, scores[4.0].attainment) - 0.002
+    assert scores[4.0].hit_share >= scores[0.0].hit_share
 
 
 @pytest.mark.timeout(900)

@@ -12,7 +12,7 @@ from forebay_api.modelservice import Role
 from forebay_api.objective import Objective
 from forebay_router.choose import FIELD_MAX, Choice, Reason, Snapshot, choose
 from forebay_router.predicting import LOADED_MAX, Candidate, Demand, Displacement, Load
-from forebay_router.scoring import COPY_SHARE, SLOW_START
+from forebay_router.scoring import RELIEF_SHARE, SLOW_START
 from forebay_router.speed import Origin, PoolSpeed, Seed, Speed
 
 OBJECTIVE = Objective(ttft_s=0.5, tpot_s=0.025, target=0.9)
@@ -408,7 +408,28 @@ def test_a_hot_prefix_gets_another_home_where_its_worker_has_too_many_requests(c
     choice = choose(asked, Snapshot.of(pool_of(*shares)), Random(1), 100.0)
     assert uid is None or choice.worker.uid == uid
     assert (choice.reason is Reason.RELIEF) == (uid == "w1")
-    assert choice.copied == (900 if uid == "w1" else 0)
+    assert choice.relief_s == pytest.approx(900 * PLANNED.prefill_token_s if uid == "w1" else 0)
+
+
+@pytest.mark.parametrize("held", [900, 990])
+def test_nobody_is_relieved_by_a_worker_with_a_queue(held):
+    """Nothing is copied where the other one holds as much, or more; waiting longer there is a cost all the same."""
+    workers = pool_of(200, 10)
+    workers[1].load.backlog.add(1, round(0.3 / PLANNED.prefill_token_s), 100.0, visible=True)
+    asked = HOT._replace(cached={"w0": 900, "w1": held})
+    assert {choose(asked, Snapshot.of(workers), Random(at), 100.0).worker.uid for at in range(40)} == {"w0"}
+    assert workers[0].speed.overrun(100.0)
+
+
+@pytest.mark.parametrize("held", [900, 990])
+def test_relief_by_a_worker_that_holds_as_much_costs_nothing(held):
+    workers = pool_of(200, 10)
+    for _ in range(3):
+        workers[1].load.requests += 1
+    choice = choose(HOT._replace(cached={"w0": 900, "w1": held}), Snapshot.of(workers), Random(1), 100.0)
+    assert (choice.worker.uid, choice.reason, choice.relief_s) == ("w1", Reason.RELIEF, 0)
+    choice.worker.speed.sent(100.0, choice.prediction.work_tokens, choice.relief_s)
+    assert workers[0].speed.pool.relief_s.at(100.0) == 0
 
 
 def test_copies_take_a_small_share_of_the_time():
@@ -418,10 +439,10 @@ def test_copies_take_a_small_share_of_the_time():
     for at in range(400):
         now_s = 100 + at / 20
         choice = choose(HOT, snapshot, Random(at), now_s)
-        choice.worker.speed.sent(now_s, choice.prediction.work_tokens, choice.copied)
+        choice.worker.speed.sent(now_s, choice.prediction.work_tokens, choice.relief_s)
         choice.worker.speed.last_start = 7
         copied += choice.reason is Reason.RELIEF
-        assert pool.copies_s.at(now_s) <= COPY_SHARE * pool.work_s.at(now_s) * 1.1
+        assert pool.relief_s.at(now_s) <= RELIEF_SHARE * pool.work_s.at(now_s) * 1.1
     assert copied
 
 

@@ -213,6 +213,6 @@ def test_a_worker_has_too_many_prompts_only_beyond_chance():
         one.sent(at / 10, 100)
     assert not one.overrun(0.4), "four of four may be chance"
     for at in range(4, 400):
-        (other if at % 5 == 0 else one).sent(at / 10, 100)
+        (other if at % 8 == 0 else one).sent(at / 10, 100)
     assert one.overrun(40.0)
     assert not other.overrun(40.0)

@@ -11,7 +11,7 @@ cache. The least cost wins. Cost is time as a share of the objective's, the requ
     cost = (TTFT + later) / ttft + (TPOT + now) / tpot + chance to miss the objective
 
     later   what this prompt's computation delays prompts that come after it (`speed.strain`), and what has to be computed again
-            because this prompt pushes it out of the cache (`predicting.Displacement`); where caches are full, the
+            because this prompt pushes it out of the cache (`predicting.Displacement`); while what is pushed out is missed, the
             computing itself counts twice: hits are worth a little more waiting, and first tokens come no later by that
     now     for each sequence that decodes there: the stall by this prompt, a token, and one more neighbour
 
@@ -21,7 +21,8 @@ fewest requests in flight, then the one of two random ones that had less to do o
 A start that nearly every request shares counts as held by everybody here (`common_tokens`), or it would tie traffic to the
 workers that are already warm. A prefix that a large share of requests has spreads by itself: when its workers' queues cost more
 than computing it again, the next request goes elsewhere, and from then on one more worker has it. It need not come to a queue: a
-worker that gets far more than its share of the prompts is relieved now and then of one that came twice in a row (`relief`).
+worker that gets far more than its share of the prompts is relieved now and then of one that came twice in a row (`relief`; single
+workers only: the prefill side of a pair waits for its queue to tell).
 
 A request that may be split goes to a (prefill, decode) pair of one revision, since workers of different revisions cannot read
 each other's KV cache. Both sides are independent given the revision, so the best pair is made of the best of each side. A worker
@@ -45,7 +46,7 @@ from typing import Final
 from forebay_api.modelservice import Role
 from forebay_router.index.holders import Held
 from forebay_router.predicting import Candidate, Demand, Prediction, join, predict, predict_decode
-from forebay_router.scoring import calmest, cheapest, copied_by, relief
+from forebay_router.scoring import calmest, cheapest, relief
 from forebay_router.speed import Origin
 
 FIELD_MAX: Final = 24
@@ -124,8 +125,8 @@ class Choice:
     now_s: float
     field: Mapping[str, Candidate]
     """The candidates by uid."""
-    copied: float = 0.0
-    """Work that would have been none at the worker that is relieved."""
+    relief_s: float = 0.0
+    """What it costs to relieve another worker: computing again what that one holds, and waiting longer than there."""
 
     def name_of(self, uid: str) -> str:
         """A candidate's name, for people."""
@@ -171,17 +172,16 @@ def _alone(demand: Demand, snapshot: Snapshot, rng: Random, now_s: float, *, wit
         chosen = cheapest(field, demand, now_s, rng)
     if chosen is None:
         return None
-    relieved, copied = chosen, 0.0
+    relieved, relief_s = chosen, 0.0
     if demand.start and demand.start == chosen.speed.last_start:
-        chosen = relief(relieved, field, demand, now_s, rng)
-        copied = 0.0 if chosen is relieved else copied_by(chosen, relieved, demand)
+        chosen, relief_s = relief(relieved, field, demand, now_s, rng)
     (prediction,) = sides = tuple(predict((chosen,), demand, now_s))
     reason = _reason(prediction, demand, alone=len(field) == 1)
     if demand.splittable and chosen.role is Role.DECODE:
         reason = Reason.LOCAL if with_pair else Reason.NO_PREFILL
     if chosen is not relieved:
         reason = Reason.RELIEF
-    return Choice(chosen, None, reason, prediction, sides, (field, ()), demand, now_s, snapshot.by_uid, copied)
+    return Choice(chosen, None, reason, prediction, sides, (field, ()), demand, now_s, snapshot.by_uid, relief_s)
 
 
 def _reason(prediction: Prediction, demand: Demand, *, alone: bool) -> Reason:

@@ -144,7 +144,7 @@ class Line:
 
 _BEND_RIDGE: Final = 16_384.0**2
 """What a bend is held by: prompts that are shorter than that tell little of it."""
-_BEND_MAX: Final = 1e-3
+BEND_MAX: Final = 1e-3
 
 
 @dataclass(slots=True)
@@ -157,7 +157,7 @@ class Bend:
     def observe(self, deviation: float, reach: float) -> None:
         """One request: its log(real / predicted), and how much of that one more of the bend would explain."""
         self._seen = self._seen * _DECAY + (1 - _DECAY) * _BEND_RIDGE + reach * reach
-        self.value = min(max(0.0, self.value + deviation * reach / self._seen), _BEND_MAX)
+        self.value = min(max(0.0, self.value + deviation * reach / self._seen), BEND_MAX)
 
 
 def work_of(tokens: float, to_compute: float, bend: float) -> float:

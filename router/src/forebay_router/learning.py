@@ -56,7 +56,7 @@ class Trip:
         """An attempt that begins now: to be made before its leases are taken."""
         worker, prefill = choice.worker, choice.prefill
         prefiller = worker if prefill is None else prefill
-        prefiller.speed.sent(now_s, choice.prediction.work_tokens, choice.copied)
+        prefiller.speed.sent(now_s, choice.prediction.work_tokens, choice.relief_s)
         prefiller.speed.last_start = choice.demand.start
         adapter = choice.demand.adapter
         loads_adapter = adapter is not None and adapter not in prefiller.adapters

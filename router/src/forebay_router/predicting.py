@@ -18,7 +18,8 @@ NOTHING_S: Final = 1e-3
 """A prompt that takes less delays nobody to speak of."""
 _DISPLACEMENT_MAX: Final = 4.0
 AGAIN: Final = 1.0
-"""What computing costs besides where caches are full, as a share of its time: the least price that first tokens are no later by.
+"""What computing costs besides while what is pushed out of caches is missed, as a share of its time: the least price that first
+tokens are no later by.
 
 Without it choices are as good for the request and leave fewer hits; with several times as much, requests wait for hits that do
 not pay (docs/router.md has the figures).
@@ -104,7 +105,7 @@ class Displacement(NamedTuple):
     """Worker -> when what it pushed out last had been used last; workers whose cache has room are left out."""
 
     def of(self, uid: str) -> float:
-        """For one worker."""
+        """For one worker. Computing has its price where the cache has room, too: it soon has none."""
         victim = self.victims.get(uid)
         return AGAIN if victim is None else AGAIN + min(_DISPLACEMENT_MAX, self.odds_by_age / max(1, self.now - victim))
 

@@ -13,12 +13,12 @@ from random import Random
 from typing import Final
 
 from forebay_api.modelservice import Role
-from forebay_router.fitting import work_of
 from forebay_router.predicting import NOTHING_S, Candidate, Demand, chance_of, predict
 from forebay_router.speed import TRAFFIC_S
 
 SLOW_START: Final = 4
-COPY_SHARE: Final = 1 / 64
+RELIEF_SHARE: Final = 1 / 64
+"""Of the time that a pool's prompts take: what relieving its workers may cost."""
 _PREFILL: Final = Role.PREFILL
 
 
@@ -110,32 +110,30 @@ def _cheapest(  # noqa: C901, PLR0912, PLR0915  (every call in this loop is paid
     return best[0] if len(best) == 1 else _calm(best, rng, now_s)
 
 
-def relief(chosen: Candidate, candidates: Sequence[Candidate], demand: Demand, now_s: float, rng: Random) -> Candidate:
+def relief(
+    chosen: Candidate, candidates: Sequence[Candidate], demand: Demand, now_s: float, rng: Random
+) -> tuple[Candidate, float]:
     """The chosen one; or, while it gets far more than its share of the prompts, another one that is to hold this one's, too.
 
-    This is how a hot prefix spreads before its worker has a queue: asked for what was sent to it twice in a row. All
-    copies of a pool take at most `COPY_SHARE` of the time that its prompts take.
+    Returns also the seconds that this costs: what is computed again, and what the request waits longer. In a pool they are at
+    most `RELIEF_SHARE` of the time that its prompts take. This is how a hot prefix spreads before its worker has a queue: asked
+    for what was sent to it twice in a row, and for single workers only, not for the prefill side of pairs.
     """
     speed = chosen.speed
     held = demand.cached.get(chosen.uid, 0)
     if held <= demand.common_tokens or not speed.overrun(now_s):
-        return chosen
+        return chosen, 0.0
     pool = speed.pool
     fair = pool.prompts.at(now_s) / pool.workers
     others = [one for one in candidates if one.speed.pool is pool and one.speed.prompts.at(now_s) <= fair]
     other = cheapest(others, demand, now_s, rng) if others else None
     if other is None:
-        return chosen
-    copied_s = copied_by(other, chosen, demand) * other.token_s
-    affordable = pool.copies_s.at(now_s) + copied_s / TRAFFIC_S <= COPY_SHARE * pool.work_s.at(now_s)
-    return other if affordable and predict((other,), demand, now_s)[0].comfortable else chosen
-
-
-def copied_by(other: Candidate, chosen: Candidate, demand: Demand) -> float:
-    """Work that a request is more there than here."""
-    prompt, bend = demand.prompt_tokens, other.speed.pool.bend.value
-    here, there = (min(demand.cached.get(one.uid, 0), prompt) for one in (chosen, other))
-    return work_of(prompt, prompt - there, bend) - work_of(prompt, prompt - here, bend)
+        return chosen, 0.0
+    here, there = predict((chosen, other), demand, now_s)
+    copied_s = max(0.0, there.work_tokens - here.work_tokens) * other.token_s
+    cost_s = copied_s + max(0.0, there.wait_s - here.wait_s)
+    affordable = pool.relief_s.at(now_s) + cost_s / TRAFFIC_S <= RELIEF_SHARE * pool.work_s.at(now_s)
+    return (other, cost_s) if affordable and there.comfortable else (chosen, 0.0)
 
 
 def calmest(candidates: Sequence[Candidate], demand: Demand, rng: Random) -> Candidate | None:

@@ -88,7 +88,7 @@ _MEASURED: Final = 8
 TRAFFIC_S: Final = 30.0
 """Time over which traffic is averaged."""
 _BUSY_MAX: Final = 0.9
-SHARE_MAX: Final = 1.4
+SHARE_MAX: Final = 1.45
 """Prompts of a worker over the mean of its pool that are still even."""
 
 
@@ -155,8 +155,8 @@ class PoolSpeed:
     """That are computed, by all workers."""
     work_s: Rate = field(default_factory=Rate)
     """Of all of them."""
-    copies_s: Rate = field(default_factory=Rate)
-    """Of that, what was computed again to relieve a worker."""
+    relief_s: Rate = field(default_factory=Rate)
+    """What relieving workers cost: what was computed again, and what requests waited longer."""
     workers: int = 1
     """That prompts are sent to now."""
     beside: float = 0.0
@@ -271,8 +271,8 @@ class Speed:
     finished: int = 0
     """Requests that the worker has answered."""
 
-    def sent(self, now_s: float, work: float, copied: float = 0.0) -> None:
-        """A prompt is sent that is so much work, its cached part left out; so much of it to relieve another worker."""
+    def sent(self, now_s: float, work: float, relief_s: float = 0.0) -> None:
+        """A prompt is sent that is so much work, its cached part left out; to relieve another worker at such a cost."""
         pool, factor = self.pool, self.first_token.value
         line = pool.first_token
         work_s = (line.slope * work + line.second) * factor
@@ -280,8 +280,8 @@ class Speed:
         self.prompts.note(now_s, 1)
         pool.prompts.note(now_s, 1)
         pool.work_s.note(now_s, work_s)
-        if copied:
-            pool.copies_s.note(now_s, line.slope * copied * factor)
+        if relief_s:
+            pool.relief_s.note(now_s, relief_s)
 
     def overrun(self, now_s: float) -> bool:
         """The worker gets more than its share of the pool's prompts, by more than chance explains."""

@@ -90,6 +90,16 @@ def test_what_a_smaller_bound_pushed_out_and_is_wanted_again_says_nothing_of_wha
     assert known.displacement(ApproximateIndex(entries_max=10)) is not None
 
 
+def test_what_was_missed_long_ago_costs_nothing_any_more():
+    known, index = Known(), ApproximateIndex(entries_max=10)
+    known.note_push(Sent(0, 0, pushed_out_bytes=128, victim=1), 1)
+    known.note_push(Sent(0, 0, pushed_out_bytes=128, victim=1, regretted_bytes=128), 2)
+    assert known.displacement(index) is not None
+    for at in range(3, 2000):
+        known.note_push(Sent(0, 0), at)
+    assert known.displacement(index) is None
+
+
 def test_a_right_prediction_is_audited_as_right():
     index = index_of("a")
     prompt = content("x" * 4000)

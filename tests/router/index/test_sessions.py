@@ -1,10 +1,13 @@
 """What the names of sessions add to what prompts show."""
 
+from random import Random
+
 import pytest
 
 from forebay_router.index.approximate import ApproximateIndex
 from forebay_router.index.content import Content, chain
-from forebay_router.index.prefix_index import PrefixIndex
+from forebay_router.index.holders import Held
+from forebay_router.index.prefix_index import LISTED_MAX, Known, PrefixIndex
 from forebay_router.index.sessions import NAME_MAX_BYTES, SESSIONS_MAX, Sessions, session_of
 
 NAMED = {
@@ -19,6 +22,7 @@ UNNAMED = {
     "an empty name": ({b"x-session-id": b""}, {"user": ""}),
     "another type": ({}, {"user": ["one"]}),
     "a long name": ({}, {"user": "x" * (NAME_MAX_BYTES + 1)}),
+    "a name of few characters and many bytes": ({}, {"user": "\N{GRINNING FACE}" * (NAME_MAX_BYTES // 4 + 1)}),
 }
 
 
@@ -77,6 +81,57 @@ def test_a_name_that_many_chats_share_comes_to_mean_nothing():
     for at in range(200):
         turn(index, f"chat {at}", 1, 0)
     assert index.look_up("s", prompt("another"), session=1).cached.get("a", 0) < 20
+
+
+def chat(index: PrefixIndex, number: int, session: int, turns: int = 6) -> int | None:
+    """A chat whose engine keeps all it was sent and its own answers; returns what its first turn is told of the old worker."""
+    told, text, held = None, b"", 0
+    for at in range(turns):
+        text += f"chat {number}, turn {at} ".encode().ljust(8000 if at == 0 else 400, b".")
+        looked = index.look_up("s", Content(chain(text, 0), len(text)), session=session)
+        if at == 0:
+            told = looked.cached.get("a", 0)
+        sent = index.sent("a", looked)
+        index.answered("s", sent, prompt_tokens=len(text) // 4, cached_tokens=held)
+        text += b"an answer ".ljust(200, b".")
+        held = len(text) // 4 // 16 * 16
+    return told
+
+
+@pytest.mark.parametrize("turns", [2, 6, 20])
+def test_further_turns_do_not_make_a_name_that_many_chats_share_mean_much(turns):
+    """Of 30 users with one chat after the other, each of which begins anew."""
+    index = index_of("a", "b")
+    told = [chat(index, number, number % 30, turns) for number in range(300)]
+    assert index.services["s"].sessions.share < 0.01
+    assert max(told[-30:]) <= 20, "of 2,000 tokens"
+
+
+def test_short_prompts_that_the_content_does_not_show_teach_nothing():
+    index = index_of("a", "b")
+    share = index.services.setdefault("s", Known()).sessions.share
+    for at in range(40):
+        looked = index.look_up("s", Content((), 100), session=1)
+        index.answered("s", index.sent("a", looked), prompt_tokens=25, cached_tokens=16 if at else 0)
+    assert index.services["s"].sessions.share == share
+
+
+def test_a_name_counts_where_more_workers_hold_the_start_than_are_listed():
+    uids = [f"w{at}" for at in range(LISTED_MAX + 8)]
+    index = index_of("a", *uids)
+    start = b"start ".ljust(1280, b".")
+    for uid in uids:
+        data = start + uid.encode().ljust(2000, b".")
+        index.sent(uid, index.look_up("s", Content(chain(data, 0), len(data))))
+    turn(index, "first", 1, 0)
+    data = start + b"of that session".ljust(2720, b".")
+    looked = index.look_up("s", Content(chain(data, 0), len(data)), session=1)
+    plain = index.look_up("s", Content(chain(data, 0), len(data)))
+    assert isinstance(looked.cached, Held)
+    assert looked.cached["a"] == looked.guess.expected > plain.cached.get("a", 0)
+    assert {uid: looked.cached[uid] for uid in uids} == {uid: plain.cached[uid] for uid in uids}
+    assert set(looked.cached) == {"a", *uids}
+    assert "a" in looked.cached.deepest(4, Random(1))
 
 
 def test_a_name_takes_nothing_from_what_the_content_shows():

@@ -44,6 +44,11 @@ def test_every_decision_of_a_run_comes_out_again(fleet):
     run(fleet, chats(40, 80, output=40), scaling=scaling, scraping=outage)
     records = made["it"].records
     assert len(records) >= 8
-    assert any(pool.desired != pool.current for one in records for pool in one.decision.pools)
+    pools = [pool for one in records for pool in one.decision.pools]
+    assert any(pool.desired != pool.current for pool in pools)
+    assert any(
+        len({(pool.current, pool.desired) for pool in pools if pool.name == name}) > 1
+        for name in {one.name for one in pools}
+    ), "not one order again and again"
     for one in records:
         assert reproduce(read_record(json.loads(record_text(one)))) == []

@@ -15,7 +15,7 @@ from forebay_capacity.fits import worker_of_pool
 from forebay_capacity.memory import kv_tokens_of
 from forebay_capacity.steptime import StepTimer, timer_of
 from forebay_capacity.worker import Worker
-from forebay_router.fitting import work_of
+from forebay_router.fitting import BEND_MAX, work_of
 from forebay_router.speed import Origin, Seed
 
 SHORT_PROMPT_TOKENS = 256
@@ -64,8 +64,14 @@ def seed_of_timer(timer: StepTimer, lanes: int = 1, kv_tokens: int | None = None
 
 
 def _through(short_s: float, usual_s: float, long_s: float) -> tuple[float, float]:
-    """(seconds a token at the very beginning, bend) of base + token_s x (n + bend x n^2) through the three prompts."""
+    """(seconds a token at the very beginning, bend) of base + token_s x (n + bend x n^2) through the three prompts.
+
+    The bend is 0 where no such curve goes through them, and at most `BEND_MAX`, as a learnt one.
+    """
     short, usual, far = SHORT_PROMPT_TOKENS, USUAL_PROMPT_TOKENS, LONG_PROMPT_TOKENS
     near_s, far_s = (usual_s - short_s) / (usual - short), (long_s - usual_s) / (far - usual)
-    bend = (far_s - near_s) / (near_s * (usual + far) - far_s * (short + usual))
-    return (near_s / (1 + bend * (short + usual)), bend) if bend > 0 else (near_s, 0.0)
+    rise = near_s * (usual + far) - far_s * (short + usual)
+    if rise <= 0:
+        return near_s, 0.0
+    bend = min(max(0.0, (far_s - near_s) / rise), BEND_MAX)
+    return near_s / (1 + bend * (short + usual)), bend

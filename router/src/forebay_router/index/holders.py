@@ -78,12 +78,13 @@ class Held(Mapping[str, int]):
     The levels are nested, so a worker's is found by bisection.
     """
 
-    __slots__ = ("_masks", "_others", "_slots", "_tokens")
+    __slots__ = ("_levels", "_masks", "_others", "_slots", "_tokens")
 
     def __init__(
         self, levels: Sequence[tuple[int, int]], tokens: Sequence[int], slots: Slots, others: Mapping[str, int]
     ) -> None:
         """`levels` are nested sets of slots, fewest blocks first; their tokens; workers for which another source speaks."""
+        self._levels = levels
         self._masks = [mask for mask, _ in levels]
         self._tokens = tokens
         self._slots = slots
@@ -105,6 +106,10 @@ class Held(Mapping[str, int]):
             else:
                 high = middle
         return self._tokens[low - 1] if low else default
+
+    def with_one(self, uid: str, tokens: int) -> "Held":
+        """The same, but for one worker."""
+        return Held(self._levels, self._tokens, self._slots, {**self._others, uid: tokens})
 
     def __getitem__(self, uid: str) -> int:
         """Tokens that a worker holds; KeyError where it holds none."""

@@ -68,8 +68,10 @@ class Known:
 
     def displacement(self, index: ApproximateIndex) -> Displacement | None:
         """What it costs to push content out of caches now; None where nothing that is pushed out is missed."""
-        if not self.regretted or not self.pushed_out:  # what a bound that shrank pushed out is nobody's prompt's doing
-            return None
+        if min(self.regretted, self.pushed_out) < BLOCK_MIN_BYTES:
+            return (
+                None  # `regretted` alone is none either: what a bound that shrank pushed out is nobody's prompt's doing
+            )
         regret = min(_REGRET_MAX, self.regretted / self.pushed_out)
         return Displacement(regret / (1 - regret) * self.victim_age, index.records, index.victims)
 
@@ -194,14 +196,26 @@ class PrefixIndex:
         return found
 
     def _guess(self, found: LookUp, sessions: Sessions, session: int) -> None:
-        """Add what the session's name lets expect, at the worker that had its last prompt."""
+        """Add what the session's name lets expect, at the worker that had its last prompt.
+
+        Only where the content shows nothing there that not everybody holds: what follows upon a prompt that is known tells
+        nothing of what the name is worth where none is.
+        """
         uid = sessions.worker_of(session)
-        if uid is None or uid not in self.audits or isinstance(found.cached, Held):
+        if uid is None or uid not in self.audits:
             return
-        seen = max(found.cached.get(uid, 0), found.common_tokens)
-        guess = found.guess = sessions.guess(session, seen, found.prompt_tokens)
-        if guess is not None and guess.expected > seen:
-            found.cached = {**found.cached, uid: guess.expected}
+        cached, common = found.cached, found.common_tokens
+        shown = cached.get(uid, 0)
+        slack = max(_SLACK_TOKENS, 2 * BLOCK_MIN_BYTES * found.tokens_per_byte, _SLACK_SHARE * found.prompt_tokens)
+        if shown > common + slack:
+            return
+        guess = sessions.guess(session, max(shown, common), found.prompt_tokens)
+        if guess is None or guess.whole - guess.seen <= slack:
+            return
+        found.guess = guess
+        if guess.expected > guess.seen:
+            one = guess.expected
+            found.cached = cached.with_one(uid, one) if isinstance(cached, Held) else {**cached, uid: one}
 
     def _precise(self, content: Content, ratio: float, lora: str | None) -> dict[str, int]:
         """What events tell, and what is under way."""

@@ -6,9 +6,11 @@ say) has not. There a name helps: the worker that had the session's last prompt 
 
     expected = seen + share x (tokens of the last prompt, or of this one where it is shorter, - seen)
 
-`seen` is what the content shows there, or the start that everybody holds. The share is learnt for each service from what answers
-told where a name was all there was: near nothing where it names a user with many chats, much where it names one long chat. So a
-name is evidence of what is cached, never an order: it is weighed against queues like any other, and a wrong one costs little.
+`seen` is the start that everybody holds. Where the content shows more than that the name adds nothing, and nothing is learnt of
+it: a further turn finds all of its last prompt, which would make a name that many chats share look like that of one. The share
+is learnt for each service from what answers told where a name was all there was: near nothing where it names a user with many
+chats, much where it names one long chat. So a name is evidence of what is cached, never an order: it is weighed against queues
+like any other, and a wrong one costs little.
 
 Names are the client's, so they are kept as hashes, the last `SESSIONS_MAX` of a service.
 """
@@ -40,7 +42,8 @@ def session_of(headers: Mapping[bytes, bytes], fields: Mapping[str, Any]) -> int
     for key in _FIELDS:
         told = fields.get(key)
         if told and isinstance(told, str):
-            return xxh3_64_intdigest(told.encode(errors="surrogatepass")) if len(told) <= NAME_MAX_BYTES else None
+            name = told.encode(errors="surrogatepass")
+            return xxh3_64_intdigest(name) if len(name) <= NAME_MAX_BYTES else None
     return None
 
 
