@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from forebay_api.modelservice import Role
 from forebay_api.objective import Objective
 from forebay_router.choose import FIELD_MAX, Choice, Reason, Snapshot, choose
-from forebay_router.predicting import LOADED_MAX, Candidate, Demand, Displacement, Load
+from forebay_router.predicting import LOADED_MAX, Candidate, Demand, Displacement, Load, predict
 from forebay_router.scoring import RELIEF_SHARE, SLOW_START
 from forebay_router.speed import Origin, PoolSpeed, Seed, Speed
 
@@ -416,7 +416,8 @@ def test_nobody_is_relieved_by_a_worker_with_a_queue(held):
     """Nothing is copied where the other one holds as much, or more; waiting longer there is a cost all the same."""
     workers = pool_of(200, 10)
     workers[1].load.backlog.add(1, round(0.3 / PLANNED.prefill_token_s), 100.0, visible=True)
-    asked = HOT._replace(cached={"w0": 900, "w1": held})
+    asked = HOT._replace(cached={"w0": 900, "w1": held}, objective=Objective(ttft_s=2.0, tpot_s=0.025, target=0.9))
+    assert predict(workers, asked, 100.0)[1].comfortable
     assert {choose(asked, Snapshot.of(workers), Random(at), 100.0).worker.uid for at in range(40)} == {"w0"}
     assert workers[0].speed.overrun(100.0)
 
