@@ -283,6 +283,25 @@ def test_laws_of_the_choice(candidates, splittable, seed, data):
     assert choice == choose(asked, snapshot, Random(seed), 0.01), "the same inputs give the same choice"
 
 
+def test_a_slow_start_of_a_pairs_decode_side_lasts_while_others_are_in_time():
+    """An answer takes half a minute: whoever waits for the first ones to finish leaves a fresh worker empty beside late ones."""
+    prefill, fresh = candidate("p", 0, P, seed=PLANNED), candidate("fresh", SLOW_START, D, seed=PLANNED, finished=0)
+    asked = demand(splittable=True, prompt_tokens=4000)
+    for requests, expected in ((5, "busy"), (400, "fresh")):
+        choice = chosen(asked, prefill, candidate("busy", requests, D, seed=PLANNED), fresh)
+        assert (choice.prefill, choice.worker.uid) == (prefill, expected)
+
+
+def test_a_decode_worker_computes_prompts_only_as_far_as_its_tokens_leave_time():
+    """With the time that is left used up by the prompts of the last half minute, waiting for a prefill worker harms fewer."""
+    asked = demand(splittable=True, prompt_tokens=4000)
+    waiting = candidate("p", 9, P, queued=9999, seed=PLANNED)
+    for busy_s, expected in ((0.0, Reason.LOCAL), (24.0, Reason.PAIR)):
+        decodes = candidate("d", 8, D, seed=PLANNED)
+        decodes.speed.busy.note(0.0, busy_s)
+        assert chosen(asked, waiting, decodes).reason is expected
+
+
 @given(st.integers(0, 1000), st.integers(0, 1000), st.integers(0, 20))
 def test_more_of_the_prompt_is_never_worse(less, more, requests):
     less, more = sorted((less, more))

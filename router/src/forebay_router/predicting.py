@@ -9,10 +9,13 @@ from forebay_api.modelservice import Role
 from forebay_api.objective import Objective
 from forebay_router.backlog import Backlog
 from forebay_router.fitting import chance_within, work_of
-from forebay_router.speed import PoolSpeed, Speed, Terms
+from forebay_router.speed import BUSY_MAX, TRAFFIC_S, PoolSpeed, Speed, Terms
 
 _NO_OBJECTIVE: Final = Objective(ttft_s=1.0, tpot_s=0.05, target=0.9)
 _PREFILL: Final = Role.PREFILL
+_DECODE: Final = Role.DECODE
+_HOPE_MIN: Final = 0.5
+"""Least chance that sequences count with which decode where a prompt would go: those that are late are no reason to be later."""
 _NOTHING: Final[Mapping[str, int]] = MappingProxyType({})
 NOTHING_S: Final = 1e-3
 """A prompt that takes less delays nobody to speak of."""
@@ -192,6 +195,8 @@ def predict(candidates: Sequence[Candidate], demand: Demand, now_s: float) -> li
         if one.role is not _PREFILL:
             tpot_s, growth_s, pace = _pace(one, terms)
             cost += (tpot_s + requests * (work * stall_s * pace * per_output + growth_s)) * per_tpot
+            if one.role is _DECODE and own_s > NOTHING_S:
+                cost += harm_of(one, tpot_s, own_s, objective.tpot_s, now_s)
         comfortable = ttft_s <= bounds[0] and tpot_s <= bounds[1]
         chance = 1.0
         if not comfortable:
@@ -200,6 +205,19 @@ def predict(candidates: Sequence[Candidate], demand: Demand, now_s: float) -> li
         sums = (tokens, prompts, work_of(prompt, uncached, bend))
         made.append(Prediction(one.uid, wait_s, uncached, ttft_s, tpot_s, cost, chance, comfortable, *sums))
     return made
+
+
+def harm_of(one: Candidate, tpot_s: float, own_s: float, tpot_max_s: float, now_s: float) -> float:
+    """How many sequences miss their objective because a decode worker computes prompts, this one among them.
+
+    A worker that spends a share b of its time on prompts has 1 - b of it for tokens, so each takes 1 / (1 - b) as long. All that
+    it does to those that decode there is counted, not what one more prompt adds: on a worker where all are late already, one more
+    would be for nothing.
+    """
+    spread2 = one.speed.pool.output_token.spread2
+    busy = min(BUSY_MAX, one.speed.busy.at(now_s) + own_s / TRAFFIC_S)
+    hope = max(_HOPE_MIN, chance_within(tpot_max_s, tpot_s, spread2))
+    return one.load.requests * max(0.0, hope - chance_within(tpot_max_s, tpot_s / (1 - busy), spread2))
 
 
 def _pace(one: Candidate, terms: Terms) -> tuple[float, float, float]:

@@ -13,13 +13,14 @@ from random import Random
 from typing import Final
 
 from forebay_api.modelservice import Role
-from forebay_router.predicting import NOTHING_S, Candidate, Demand, chance_of, predict
+from forebay_router.predicting import NOTHING_S, Candidate, Demand, chance_of, harm_of, predict
 from forebay_router.speed import TRAFFIC_S
 
 SLOW_START: Final = 4
 RELIEF_SHARE: Final = 1 / 64
 """Of the time that a pool's prompts take: what relieving its workers may cost."""
 _PREFILL: Final = Role.PREFILL
+_DECODE: Final = Role.DECODE
 
 
 def cheapest(candidates: Sequence[Candidate], demand: Demand, now_s: float, rng: Random) -> Candidate | None:
@@ -69,13 +70,9 @@ def _cheapest(  # noqa: C901, PLR0912, PLR0915  (every call in this loop is paid
                 continue
             if not load.backlog.prompts:
                 fewest = float(requests)
-        to_compute = prompt
-        if cached:
-            held = cached.get(one.uid, 0)
-            to_compute = prompt - held if held < prompt else 0
-            if held < common <= prompt:
-                to_compute = prompt - common
-        elif 0 < common <= prompt:
+        held = cached.get(one.uid, 0) if cached else 0
+        to_compute = prompt - held if held < prompt else 0
+        if held < common <= prompt:
             to_compute = prompt - common
         work = to_compute * (1 + bend * (2 * prompt - to_compute))
         own_s = work * token_s * factor
@@ -98,6 +95,8 @@ def _cheapest(  # noqa: C901, PLR0912, PLR0915  (every call in this loop is paid
             own_growth_s = growth_s * pace
             tpot_s = step_s * pace + own_growth_s * (requests + 1)
             cost += (tpot_s + requests * (work * stall_s * pace * per_output + own_growth_s)) * per_tpot
+            if one.role is _DECODE and own_s > NOTHING_S:
+                cost += harm_of(one, tpot_s, own_s, objective.tpot_s, now_s)
         if ttft_s > ttft_max_s or tpot_s > tpot_max_s:
             if cost > lowest:
                 continue
@@ -137,9 +136,14 @@ def relief(
 
 
 def calmest(candidates: Sequence[Candidate], demand: Demand, rng: Random) -> Candidate | None:
-    """The decode worker for which one more sequence costs least, or None where none can take it. Ties as above."""
+    """The decode worker for which one more sequence costs least, or None where none can take it. Ties as above.
+
+    A slow start lasts while others have room within the objective: an answer takes so long to finish that a fresh worker would
+    stand half idle beside late ones for minutes.
+    """
     lowest = inf
     best: list[Candidate] = []
+    comfortable = False
     for slow_start in (SLOW_START, inf):
         for one in candidates:
             requests, speed = one.load.requests, one.speed
@@ -154,14 +158,16 @@ def calmest(candidates: Sequence[Candidate], demand: Demand, rng: Random) -> Can
             cost = (tpot_s + requests * growth_s) * terms.per_tpot
             if demand.adapter is not None and demand.adapter not in one.adapters:
                 cost += pool.adapter_s * terms.per_ttft
-            if tpot_s > terms.bounds[1]:
+            late = tpot_s > terms.bounds[1]
+            if late:
                 cost += 1 - chance_of(demand.objective, (0.0, tpot_s), pool, pool)
             if cost < lowest:
                 lowest = cost
                 best = [one]
-            elif cost == lowest:
+                comfortable = not late
+            elif cost == lowest and one not in best:
                 best.append(one)
-        if best:
+        if comfortable:
             break
     return best[0] if len(best) == 1 else _fewest(best, rng)
 

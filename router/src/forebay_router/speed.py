@@ -87,7 +87,7 @@ _MEASURED: Final = 8
 """Requests after which a speed counts as measured."""
 TRAFFIC_S: Final = 30.0
 """Time over which traffic is averaged."""
-_BUSY_MAX: Final = 0.9
+BUSY_MAX: Final = 0.9
 SHARE_MAX: Final = 1.45
 """Prompts of a worker over the mean of its pool that are still even."""
 
@@ -296,7 +296,7 @@ class Speed:
         many here as elsewhere, however many came of late: by that count, whoever got long prompts would get more of them.
         """
         pool = self.pool
-        return pool.prompts.at(now_s) / pool.workers / (1 - min(_BUSY_MAX, self.busy.at(now_s)))
+        return pool.prompts.at(now_s) / pool.workers / (1 - min(BUSY_MAX, self.busy.at(now_s)))
 
     def saw_first_token(self, work: float, seconds: float, prompts: float = 0.0, *, bent: float = 0.0) -> None:
         """A first token came after so long, with so much work to do until then and prompts queued ahead.

@@ -17,8 +17,9 @@ from forebay_simulator.fleet.metrics import Scraping, answer_all
 from forebay_simulator.fleet.policies import SCALING
 from forebay_simulator.fleet.report import scores_of
 from forebay_simulator.fleet.scaling import bounded
+from forebay_simulator.fleet.scenarios import SCENARIOS
 from forebay_simulator.fleet.scrapes import Target, irate, mean, rate
-from forebay_simulator.fleet.simulation import Run, Setting
+from forebay_simulator.fleet.simulation import Run, Setting, simulate
 from forebay_simulator.fleet.sizing import expectation, mean_request
 from forebay_simulator.fleet.traces.generators import fixed, generate, steps
 
@@ -204,3 +205,26 @@ def test_outages_have_a_beginning_and_an_end():
     scraping = Scraping(outages=((10.0, 20.0),))
     assert [scraping.down(at_s) for at_s in (9.9, 10.0, 19.9, 20.0)] == [False, True, True, False]
     assert not Scraping().down(math.inf)
+
+
+@pytest.mark.timeout(300)
+def test_on_a_rise_the_routers_own_choice_is_as_good_as_least_load():
+    """Prefill and decode apart, too few of both: no prompts on decode workers that are full, and no fresh worker left empty.
+
+    The prompts share nothing, so there is nothing to gain but balance, and most to lose.
+    """
+    ramp = SCENARIOS["ramp"]
+    good = {}
+    for routing in ("least-load", "forebay"):
+        setting = Setting(
+            fleet=ramp.fleet,
+            trace=ramp.trace(1).first(600.0),
+            routing=routing,
+            scaling="forebay",
+            autoscaler=ramp.autoscaler,
+            scraping=ramp.scraping,
+            seed=1,
+        )
+        good[routing] = scores_of(simulate(setting)).attainment or 0.0
+    assert good["forebay"] > good["least-load"] - 0.02, good
+    assert good["forebay"] > 0.8, good
