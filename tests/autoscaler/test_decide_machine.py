@@ -12,6 +12,7 @@ Four laws, each of which fails when the constraint behind it is taken out:
 import random
 from dataclasses import dataclass, replace
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
@@ -276,3 +277,19 @@ def times(reading: Reading, factor: float) -> Reading:
 
 DecideMachine.TestCase.settings = settings(max_examples=80, stateful_step_count=20, deadline=None)
 TestDecide = DecideMachine.TestCase
+
+
+@pytest.mark.parametrize("most", [1, 3])
+def test_a_first_request_takes_no_worker_from_a_pool_by_cost(most):
+    """From no demand at all to a little: both pools are cheap, and neither may be wanted less for it."""
+    pools = (
+        pool_policy(name, Role.MIXED, replicas_min=0, replicas_max=high, concurrency_max=1.0, price_per_hour=1.0)
+        for name, high in (("mixed0", most), ("mixed1", 1))
+    )
+    objective = Objective(2.0, 0.025, 0.5)
+    machine = DecideMachine()
+    machine.begin(service_policy(*pools, scale_up_window_s=0.0, scale_down_window_s=0.0, objective=objective))
+    for seed in (1, 23483674):
+        machine.look_at_anything(
+            seed=seed, broken=0.0, unschedulable=False, after_s=0.5, more=1.2 if seed > 1 else 1.0, held=0.0
+        )

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import Final
 
 SECONDS_PER_HOUR: Final = 3600.0
+NEARLY_NONE_PER_S: Final = 1e-9
 CHEAPER: Final = 0.9
 """Share of another pool's cost below which a pool goes before it."""
 
@@ -68,8 +69,9 @@ class Portion:
 def portions_of(offers: Sequence[Offer], planned_per_s: float | None, *, headroom: float) -> dict[str, Portion]:
     """Portions of the pools of one role, by name; as the router splits requests where cost cannot be told."""
     costs = [offer.cost for offer in offers]
-    if len(offers) < 2 or any(cost is None for cost in costs) or not planned_per_s:
+    if len(offers) < 2 or any(cost is None for cost in costs) or planned_per_s is None:
         return {offer.name: Portion(offer.share, offer.share, offer.share) for offer in offers}
+    planned_per_s = planned_per_s or NEARLY_NONE_PER_S  # no demand is divided as the first request would be
     left = uncovered = planned_per_s
     portions = {}
     ordered = _by_cost(offers)
