@@ -107,7 +107,9 @@ class Fault:
 
     strike: Callable[[System, Service], None]
     restarts: int = 1
-    """Containers that it makes start again."""
+    """Containers that it makes start again, at least."""
+    restarts_max: int = 1
+    """And at most, if that is more."""
     works_again: Callable[[System, Service, datetime], bool] = lambda _system, _service, _since: True
 
 
@@ -116,8 +118,9 @@ FAULTS = {
     "autoscaler (leader)": Fault(
         lambda system, _: kill_pod_process(leading_pod(system, "autoscaler")), works_again=autoscaler_leads
     ),
-    "Prometheus, away for 15 s": Fault(lambda system, _: kill_prometheus(system), restarts=0),
-    "API server, away for 10 s": Fault(api_server_away, restarts=0, works_again=has_budget),
+    "Prometheus, away for 15 s": Fault(lambda system, _: kill_prometheus(system), restarts=0, restarts_max=0),
+    # A leader that cannot renew its Lease for long enough must end. How long the API server takes to be back is the machine's.
+    "API server, away for 10 s": Fault(api_server_away, restarts=0, restarts_max=2, works_again=has_budget),
     "engine (1 of 2)": Fault(kill_engine),
     "router (1 of 2)": Fault(lambda system, _: kill_pod_process(pod_of(system, "router"))),
 }
@@ -147,7 +150,10 @@ def test_every_component_can_be_killed_under_load(system, serve, load):
             )
             eventually(lambda: conditions(system, service), healthy, within_s=90, what=f"healed after: {name}")
             healed_s = time.monotonic() - begun
-            assert restarts(system, service) == before + fault.restarts, f"what was killed and what not: {name}"
+            restarted = restarts(system, service) - before
+            assert fault.restarts <= restarted <= max(fault.restarts, fault.restarts_max), (
+                f"what was killed and what not: {name}"
+            )
             run.wait_for(15)
             records = run.ended_since(seen)
             rows.append(
