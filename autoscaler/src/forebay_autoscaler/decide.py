@@ -20,6 +20,7 @@ from forebay_autoscaler.budget import Wish, share_budget
 from forebay_autoscaler.conclude import Sized, View, conclude, is_unknown_for_long
 from forebay_autoscaler.constraints import Constraint, Proposal, Situation, constrain
 from forebay_autoscaler.costs import Offer, Portion, portions_of
+from forebay_autoscaler.credit import Credit
 from forebay_autoscaler.decision import Decision
 from forebay_autoscaler.demand import (
     Demand,
@@ -35,7 +36,7 @@ from forebay_autoscaler.demand import (
 from forebay_autoscaler.learn import Evidence, Facts, Learnt, capacity_of, is_idle, latency_of, learn, load_per_worker
 from forebay_autoscaler.model import Capacity, Need, carried_per_s, need_of
 from forebay_autoscaler.observation import PoolCounts, PoolObservation, ServiceObservation
-from forebay_autoscaler.policy import PoolPolicy, ServicePolicy
+from forebay_autoscaler.policy import PoolPolicy, ServicePolicy, Tuning
 from forebay_autoscaler.reserves import at_least_one, with_spare
 from forebay_autoscaler.schedules import schedule_in_force
 from forebay_autoscaler.seed import expect, mix_of
@@ -91,18 +92,31 @@ def _note(policy: ServicePolicy, state: ServiceState, observation: ServiceObserv
     mix = mix_of(observation.signals, window_s=tuning.rate_window_s, samples_min=tuning.samples_min)
     waiting = sum(waiting_in_workers(pool.signals) or 0.0 for pool in observation.pools)
     queued = waiting + (observation.signals.pending.known or 0.0) >= 1
-    leads = [pool.learnt.orders.lead_s(now_s, tuning.startup_s) for pool in state.pools.values()]
-    lead_s = max(leads, default=tuning.startup_s)
+    lead_s = _lead_s(state, tuning, now_s)
     forecast = look_ahead(state.forecast, observation.signals, policy, now_s=now_s, lead_s=lead_s)
     queued_s = now_s if queued else state.queued_s
-    state = replace(state, mix=mix or state.mix, queued_s=queued_s, forecast=forecast)
+    credit = state.credit.take(
+        observation.signals.good_lately_per_s.known,
+        observation.signals.bad_lately_per_s.known,
+        target=policy.objective.target,
+        now_s=now_s,
+        longest_s=tuning.rate_window_s,
+    )
+    state = replace(state, mix=mix or state.mix, queued_s=queued_s, forecast=forecast, credit=credit)
     if state.generation == policy.generation:
         return state
     # Another engine, model or objective: what a worker could do under the old spec is no limit under the new one.
     forgotten = {
-        name: replace(pool, learnt=replace(pool.learnt, limit=None, speed=None)) for name, pool in state.pools.items()
+        name: replace(pool, learnt=replace(pool.learnt, limit=None, share=1.0, speed=None))
+        for name, pool in state.pools.items()
     }
-    return replace(state, generation=policy.generation, pools=forgotten)
+    return replace(state, generation=policy.generation, pools=forgotten, credit=Credit())
+
+
+def _lead_s(state: ServiceState, tuning: Tuning, now_s: float) -> float:
+    """How long a worker takes in the slowest pool."""
+    leads = [pool.learnt.orders.lead_s(now_s, tuning.startup_s) for pool in state.pools.values()]
+    return max(leads, default=tuning.startup_s)
 
 
 def _sight(
@@ -120,11 +134,18 @@ def _sight(
             continue
         finished = [seen[name][0].signals.finished_per_s.known for name in peers]
         shares |= zip(peers, share_of_role(finished, [seen[name][1].wanted for name in peers]), strict=True)
+    rate = demand_rate(signals, tuning, falling_to(state.forecast, tuning, now_s))
+    planned = (
+        None
+        if rate is None
+        else planned_rate(state.forecast, rate, tuning, now_s=now_s, lead_s=_lead_s(state, tuning, now_s))
+    )
+    objective = state.credit.planned(policy.objective, planned)
     evidence = Evidence(
-        latency_of(signals, policy.objective, tuning),
+        latency_of(signals, objective, tuning),
         queued_lately=now_s - state.queued_s < tuning.rate_window_s,
-        rate_per_s=demand_rate(signals, tuning, falling_to(state.forecast, tuning, now_s)),
-        objective=policy.objective,
+        rate_per_s=rate,
+        objective=objective,
         tuning=tuning,
     )
     held = (signals.held.known or 0.0) >= 1
@@ -175,7 +196,7 @@ def _offer(sight: Sight, view: View) -> Offer:
     stuck = counts.unschedulable or counts.rival is not None or overdue
 
     def carried(workers: int, capacity: Capacity) -> float:
-        return carried_per_s(pool.role, workers, capacity, sight.policy.objective) or 0.0
+        return carried_per_s(pool.role, workers, capacity, sight.evidence.objective) or 0.0
 
     many = max(1, pool.replicas_max)  # what one does where it shares with as many as there can be
     return Offer(
@@ -189,9 +210,10 @@ def _offer(sight: Sight, view: View) -> Offer:
 
 
 def _record(policy: ServicePolicy, memory: PoolState, *, need: int, to_keep: int, now_s: float) -> PoolState:
+    window_s = policy.shrink_window_s(memory.learnt.orders.startup_s)
     return replace(
         memory,
-        needs=memory.needs.add(now_s, to_keep, length_s=policy.scale_down_window_s),
+        needs=memory.needs.add(now_s, to_keep, length_s=window_s),
         shortfalls=memory.shortfalls.add(now_s, -need, length_s=policy.scale_up_window_s),
     )
 
@@ -218,6 +240,7 @@ def _size(sight: Sight, view: View, portion: Portion) -> Sized:
         missing_objective=sight.evidence.latency.missed_by(view.pool.role) and not is_idle(view.pool.role, load),
         untested=sight.state.forecast.untested and demand is not None and bool(demand.rate_per_s),
         needs=memory.needs,
+        shrink_window_s=policy.shrink_window_s(view.learnt.orders.startup_s),
         shortfalls=memory.shortfalls,
         now_s=now_s,
         schedule=schedule_in_force(
@@ -228,7 +251,7 @@ def _size(sight: Sight, view: View, portion: Portion) -> Sized:
     wanted = view.counts.wanted if need is None else max(need.with_backlog, view.pool.replicas_min)
     asides = (f"{view.pool.spare} kept as warm spares" if view.pool.spare else "", portion.told)
     aside = ", ".join(one for one in asides if one)
-    return Sized(replace(view, memory=memory), demand, situation, Proposal(wanted), aside)
+    return Sized(replace(view, memory=memory), demand, situation, Proposal(wanted), aside, sight.evidence.objective)
 
 
 def _need(sight: Sight, view: View, demand: Demand) -> tuple[Need, float | None]:
@@ -247,7 +270,7 @@ def _need(sight: Sight, view: View, demand: Demand) -> tuple[Need, float | None]
         replace(demand, running=running),
         view.capacity,
         to_work_off=to_work_off,
-        objective=policy.objective,
+        objective=sight.evidence.objective,
         tuning=policy.tuning,
     )
     return need, crowded_since_s
