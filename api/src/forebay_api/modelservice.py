@@ -145,9 +145,8 @@ class Autoscaling(Resource):
     """Upper bound over all pools; without it the pools' own bounds hold."""
     scale_up_stabilization: Duration = Field(default="0s")
     """A pool grows only after the need has lasted this long."""
-    scale_down_stabilization: Duration | None = None
-    """A pool shrinks only to the largest need seen in this window. As long as one of its workers takes to start, at least a
-    rate window, when absent."""
+    scale_down_stabilization: Duration = Field(default="5m")
+    """A pool shrinks only to the largest need seen in this window."""
     scale_down_limit: int | None = Field(default=None, ge=1, le=1000)
     """Most workers of a pool that leave at the same time; the next ones go when these have drained. Half of the pool when
     absent. A lowered replicas.max or budget is followed at once all the same."""

@@ -75,7 +75,6 @@ class Situation:
     """Whether no forecast of the demand has come to pass yet."""
     needs: Window
     """Needs over time, for the shrink window."""
-    shrink_window_s: float
     shortfalls: Window
     """Negated needs over time, for the growth window."""
     now_s: float
@@ -109,7 +108,7 @@ def wait_for_shrinking(situation: Situation, proposal: Proposal) -> Proposal:
 
     A fall that is sure is no reason to cut it short: demand that falls in one half of a wave comes back in the other.
     """
-    length_s = situation.shrink_window_s
+    length_s = situation.policy.scale_down_window_s
     highest = situation.needs.maximum(situation.now_s, length_s=length_s)
     if proposal.replicas >= situation.current or highest is None:
         return proposal

@@ -210,10 +210,9 @@ def _offer(sight: Sight, view: View) -> Offer:
 
 
 def _record(policy: ServicePolicy, memory: PoolState, *, need: int, to_keep: int, now_s: float) -> PoolState:
-    window_s = policy.shrink_window_s(memory.learnt.orders.startup_s)
     return replace(
         memory,
-        needs=memory.needs.add(now_s, to_keep, length_s=window_s),
+        needs=memory.needs.add(now_s, to_keep, length_s=policy.scale_down_window_s),
         shortfalls=memory.shortfalls.add(now_s, -need, length_s=policy.scale_up_window_s),
     )
 
@@ -240,7 +239,6 @@ def _size(sight: Sight, view: View, portion: Portion) -> Sized:
         missing_objective=sight.evidence.latency.missed_by(view.pool.role) and not is_idle(view.pool.role, load),
         untested=sight.state.forecast.untested and demand is not None and bool(demand.rate_per_s),
         needs=memory.needs,
-        shrink_window_s=policy.shrink_window_s(view.learnt.orders.startup_s),
         shortfalls=memory.shortfalls,
         now_s=now_s,
         schedule=schedule_in_force(

@@ -76,22 +76,11 @@ class ServicePolicy:
     objective: Objective
     budget_gpus: int | None
     scale_up_window_s: float
-    scale_down_window_s: float | None
-    """None: as long as a worker takes to start (`shrink_window_s`)."""
+    scale_down_window_s: float
     pools: tuple[PoolPolicy, ...]
     tuning: Tuning = Tuning()
     scale_down_limit: int | None = None
     """Most workers of a pool that leave at the same time."""
-
-    def shrink_window_s(self, startup_s: float) -> float:
-        """How long what a pool needed is kept, where one of its workers takes so long to start; 0 while that is not known.
-
-        Unless the spec says it: a worker that goes too early costs a start-up, one that stays too long what it stays. To keep it
-        for as long as a start-up takes is never twice as dear as knowing better (a ski is hired until it could be bought).
-        """
-        if self.scale_down_window_s is not None:
-            return self.scale_down_window_s
-        return max(self.tuning.rate_window_s, startup_s or self.tuning.startup_s)
 
 
 def policy_of(
@@ -101,7 +90,6 @@ def policy_of(
     metadata = model_service["metadata"]
     spec = ModelServiceSpec.model_validate(model_service["spec"])
     scaling = spec.autoscaling
-    scale_down = scaling.scale_down_stabilization
     return ServicePolicy(
         key=(str(metadata["namespace"]), str(metadata["name"])),
         uid=str(metadata.get("uid", "")),
@@ -110,7 +98,7 @@ def policy_of(
         objective=spec.objective.to_objective(),
         budget_gpus=scaling.budget.gpus if scaling.budget else None,
         scale_up_window_s=parse_duration_s(scaling.scale_up_stabilization),
-        scale_down_window_s=None if scale_down is None else parse_duration_s(scale_down),
+        scale_down_window_s=parse_duration_s(scaling.scale_down_stabilization),
         pools=tuple(_pool_policy(spec, pool, accelerators.get(pool.accelerator)) for pool in spec.pools),
         tuning=tuning,
         scale_down_limit=scaling.scale_down_limit,

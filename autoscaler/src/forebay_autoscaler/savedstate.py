@@ -122,14 +122,9 @@ def resume(saved: Saved, policy: ServicePolicy, now_s: float) -> ServiceState:
     pools = state.pools
     if gap_s > UNSEEN_SHARE * tuning.rate_window_s:
         pools = {name: _without_orders(pool) for name, pool in pools.items()}
-    pools = {name: _as_far_as_seen(pool, policy, gap_s) for name, pool in pools.items()}
+    if gap_s > CONTINUOUS_SHARE * policy.scale_down_window_s:
+        pools = {name: _without_windows(pool) for name, pool in pools.items()}
     return replace(state, pools=pools)
-
-
-def _as_far_as_seen(pool: PoolState, policy: ServicePolicy, gap_s: float) -> PoolState:
-    """With its windows, if the gap is short beside them."""
-    window_s = policy.shrink_window_s(pool.learnt.orders.startup_s)
-    return _without_windows(pool) if gap_s > CONTINUOUS_SHARE * window_s else pool
 
 
 def _without_orders(pool: PoolState) -> PoolState:

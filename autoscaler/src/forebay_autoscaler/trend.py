@@ -30,7 +30,7 @@ GROWTH_MAX: Final = math.log(4.0)
 """Most that demand is taken to grow within a lead, as a logarithm."""
 KNOWN_MAX: Final = 1.15
 """Share of the most there was to which a trend is believed when it was there before."""
-SURELY: Final = 0.95
+SURELY: Final = 0.8
 """Weight of the shapes that rise from which a rise is none of chance."""
 LATELY_BINS: Final = 10
 """Bins over which a gain is measured, at least: over fewer, chance gains, too."""

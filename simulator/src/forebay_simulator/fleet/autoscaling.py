@@ -31,8 +31,8 @@ class AutoscalerSpec:
 
     interval_s: float = 10.0
     scale_up_window_s: float = 0.0
-    scale_down_window_s: float | None = None
-    """Also of the baselines that have a stabilisation window; None: each has its own default."""
+    scale_down_window_s: float = 300.0
+    """Also of the baselines that have a stabilisation window."""
     stale_after_s: float = STALE_AFTER_S
     tuning: Tuning = field(default_factory=Tuning)
     capacity_known: bool = True

@@ -10,7 +10,7 @@ from forebay_simulator.fleet.affinity import approximate, bounded_hashing, cache
 from forebay_simulator.fleet.autoscaling import AutoscalerSpec, ForebayAutoscaler
 from forebay_simulator.fleet.choosing import Forebay
 from forebay_simulator.fleet.clairvoyance import Clairvoyant
-from forebay_simulator.fleet.horizontal import STABILISATION_S, HorizontalPodAutoscaler, Past
+from forebay_simulator.fleet.horizontal import HorizontalPodAutoscaler, Past
 from forebay_simulator.fleet.members import Member
 from forebay_simulator.fleet.routing import Routing, at_random, least_load, round_robin
 from forebay_simulator.fleet.scaling import Capped, FixedRatio, Knative, Scaling, Static, TokenVelocity, shares
@@ -53,11 +53,7 @@ def _expected(fleet: FleetSpec, trace: Trace) -> dict[str, Expectation]:
 
 def _hpa(fleet: FleetSpec, spec: AutoscalerSpec, series: str, target: float) -> Scaling:
     metrics = {pool.name: (series, target) for pool in fleet.pools}
-    return HorizontalPodAutoscaler(metrics, stabilisation_s=_stabilisation_s(spec))
-
-
-def _stabilisation_s(spec: AutoscalerSpec) -> float:
-    return STABILISATION_S if spec.scale_down_window_s is None else spec.scale_down_window_s
+    return HorizontalPodAutoscaler(metrics, stabilisation_s=spec.scale_down_window_s)
 
 
 def _knative(fleet: FleetSpec, trace: Trace) -> Scaling:
@@ -83,7 +79,7 @@ def _fixed_ratio(fleet: FleetSpec, trace: Trace, spec: AutoscalerSpec) -> Scalin
     answers = expected[decode.name]
     tokens_per_s = VELOCITY_SHARE * answers.good_rate_per_s * answers.mix.output
     ratio = answers.good_rate_per_s / expected[prefill.name].good_rate_per_s if prefill is not None else 0.0
-    past = Past(_stabilisation_s(spec))
+    past = Past(spec.scale_down_window_s)
     return FixedRatio(decode.name, prefill.name if prefill is not None else None, tokens_per_s, ratio, past=past)
 
 
