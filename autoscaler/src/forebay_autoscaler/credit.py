@@ -1,4 +1,4 @@
-"""What the target leaves to be missed: how much of it was not used, and when a miss is cheapest. Pure.
+"""What the target leaves to be missed, and what of it was not used. Pure.
 
 At a target of 95 % one request in twenty may be late. The laws of the need (model.py) are careful, so where they are held to
 that share fewer are late, and workers stand by for a promise that nobody made. So what is missed is compared with what may be:
@@ -9,10 +9,6 @@ and the share that is planned for is the allowed one times exp(saved / PATIENCE_
 integral: it ends where as many are late as is aimed at, whatever the laws are wrong by. What was missed beyond the allowed is
 debt, which is worked off first; it makes nobody plan for fewer misses than are allowed, since a rise that nothing announced is
 not cured by a margin. Nothing changes while the verdicts are unknown.
-
-Where a worker more avoids misses in proportion to how many there are, as it does in an exponential tail, GPU time is used best
-when each second misses as many requests, not the same share of them: a worker more at night saves few. So the share is
-`mean / rate` of the mean one, within `SPREAD`.
 """
 
 import math
@@ -23,17 +19,16 @@ from forebay_api.objective import Objective
 
 AIM: Final = 0.8
 """Share of the allowed misses that is aimed at."""
-PATIENCE_S: Final = 1800.0
+PATIENCE_S: Final = 900.0
 """Seconds of saved misses that let e times as many be planned for."""
 FACTOR_MAX: Final = 4.0
 """Most that are planned for, in allowed misses."""
-DEBT_MAX_S: Final = 1800.0
-"""Most that has to be worked off."""
-SPREAD: Final = (0.5, 2.0)
-"""Bounds of one moment's share, in mean ones."""
+SHARE_MAX: Final = 0.5
+"""And of all requests, unless more are allowed."""
+DEBT_MAX_S: Final = 300.0
+"""Most that has to be worked off: what went wrong long ago says nothing of now."""
 MEMORY_S: Final = 86_400.0
 """Time over which the mean rate is taken: a day, as nights and days make one."""
-SHARE_MAX: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +63,8 @@ class Credit:
             saved_s += passed_s * (AIM * allowed * ended - bad_per_s) / (allowed * mean)
         return Credit(max(-DEBT_MAX_S, min(most_s, saved_s)), mean, over_s, now_s)
 
-    def planned(self, objective: Objective, rate_per_s: float | None) -> Objective:
-        """The objective with the target to plan for while so much is asked."""
-        share = (1.0 - objective.target) * math.exp(max(0.0, self.saved_s) / PATIENCE_S)
-        if rate_per_s and self.ended_per_s:
-            low, high = SPREAD
-            share *= min(high, max(low, self.ended_per_s / rate_per_s))
-        most = max(SHARE_MAX, 1.0 - objective.target)
-        return replace(objective, target=1.0 - min(most, share)) if share > 0.0 else objective
+    def planned(self, objective: Objective) -> Objective:
+        """The objective with the target to plan for."""
+        allowed = 1.0 - objective.target
+        share = allowed * math.exp(max(0.0, self.saved_s) / PATIENCE_S)
+        return replace(objective, target=1.0 - min(max(SHARE_MAX, allowed), share)) if share > allowed else objective

@@ -36,7 +36,7 @@ from forebay_autoscaler.demand import (
 from forebay_autoscaler.learn import Evidence, Facts, Learnt, capacity_of, is_idle, latency_of, learn, load_per_worker
 from forebay_autoscaler.model import Capacity, Need, carried_per_s, need_of
 from forebay_autoscaler.observation import PoolCounts, PoolObservation, ServiceObservation
-from forebay_autoscaler.policy import PoolPolicy, ServicePolicy, Tuning
+from forebay_autoscaler.policy import PoolPolicy, ServicePolicy
 from forebay_autoscaler.reserves import at_least_one, with_spare
 from forebay_autoscaler.schedules import schedule_in_force
 from forebay_autoscaler.seed import expect, mix_of
@@ -92,7 +92,8 @@ def _note(policy: ServicePolicy, state: ServiceState, observation: ServiceObserv
     mix = mix_of(observation.signals, window_s=tuning.rate_window_s, samples_min=tuning.samples_min)
     waiting = sum(waiting_in_workers(pool.signals) or 0.0 for pool in observation.pools)
     queued = waiting + (observation.signals.pending.known or 0.0) >= 1
-    lead_s = _lead_s(state, tuning, now_s)
+    leads = [pool.learnt.orders.lead_s(now_s, tuning.startup_s) for pool in state.pools.values()]
+    lead_s = max(leads, default=tuning.startup_s)
     forecast = look_ahead(state.forecast, observation.signals, policy, now_s=now_s, lead_s=lead_s)
     queued_s = now_s if queued else state.queued_s
     credit = state.credit.take(
@@ -113,12 +114,6 @@ def _note(policy: ServicePolicy, state: ServiceState, observation: ServiceObserv
     return replace(state, generation=policy.generation, pools=forgotten, credit=Credit())
 
 
-def _lead_s(state: ServiceState, tuning: Tuning, now_s: float) -> float:
-    """How long a worker takes in the slowest pool."""
-    leads = [pool.learnt.orders.lead_s(now_s, tuning.startup_s) for pool in state.pools.values()]
-    return max(leads, default=tuning.startup_s)
-
-
 def _sight(
     policy: ServicePolicy,
     state: ServiceState,
@@ -135,12 +130,7 @@ def _sight(
         finished = [seen[name][0].signals.finished_per_s.known for name in peers]
         shares |= zip(peers, share_of_role(finished, [seen[name][1].wanted for name in peers]), strict=True)
     rate = demand_rate(signals, tuning, falling_to(state.forecast, tuning, now_s))
-    planned = (
-        None
-        if rate is None
-        else planned_rate(state.forecast, rate, tuning, now_s=now_s, lead_s=_lead_s(state, tuning, now_s))
-    )
-    objective = state.credit.planned(policy.objective, planned)
+    objective = state.credit.planned(policy.objective)
     evidence = Evidence(
         latency_of(signals, objective, tuning),
         queued_lately=now_s - state.queued_s < tuning.rate_window_s,

@@ -83,6 +83,8 @@ class Need:
     """Mean load to plan for, in units of the limit (R)."""
     margin: float
     """Free capacity kept beside it."""
+    target: float | None = None
+    """Share of requests that it is to answer in time (credit.py)."""
 
 
 def work_per_request_s(role: Role, signals: PoolSignals, ready: int) -> float | None:
@@ -191,6 +193,7 @@ def need_of(
         to_keep=workers(max(offered_at_most + margin_at_most, in_work) + backlog),
         offered=offered,
         margin=margin,
+        target=objective.target,
     )
 
 
