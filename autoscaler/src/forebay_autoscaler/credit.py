@@ -65,6 +65,5 @@ class Credit:
 
     def planned(self, objective: Objective) -> Objective:
         """The objective with the target to plan for."""
-        allowed = 1.0 - objective.target
-        share = allowed * math.exp(max(0.0, self.saved_s) / PATIENCE_S)
-        return replace(objective, target=1.0 - min(max(SHARE_MAX, allowed), share)) if share > allowed else objective
+        share = (1.0 - objective.target) * math.exp(max(0.0, self.saved_s) / PATIENCE_S)
+        return replace(objective, target=min(objective.target, max(1.0 - SHARE_MAX, 1.0 - share)))
