@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # What must hold before a change lands. Each step prints its name; the first that fails ends the run.
-#   scripts/check.sh          everything, with the tests that need no cluster
+#   scripts/check.sh          everything, with the tests that need no cluster and are not slow
 #   scripts/check.sh --static everything but tests
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -13,4 +13,4 @@ step "import contracts" $bin/lint-imports --no-logo
 step "generated files" $bin/python scripts/generate.py --check
 [ "${1:-}" = --static ] && exit 0
 step "tests without a cluster" $bin/python -m pytest -q -n auto --dist worksteal \
-  -m "not cluster and not e2e and not real_engine and not bench" "$@"
+  -m "not slow and not cluster and not e2e and not real_engine and not bench" "$@"
