@@ -23,7 +23,7 @@ from forebay_autoscaler.observe import Look, Subject
 from forebay_autoscaler.past import LENGTH_MAX, Level
 from forebay_autoscaler.savedstate import VERSION, Saved, Unusable, digest_of, dump, load, resume
 from forebay_autoscaler.state import ServiceState
-from tests.autoscaler.plant import DEMO, KEY, Plant, service_policy
+from tests.autoscaler.plant import DEMO, KEY, Plant, pool_policy, service_policy
 from tests.autoscaler.test_timelines import Script, load_of
 
 DAY_S = 1_780_000_000.0
@@ -239,6 +239,18 @@ def test_workers_that_came_while_nobody_looked_teach_no_start_up_time():
     again = restarted(script, 600)
     again.go(10, 20)
     assert again.state.pools["mixed"].learnt.orders.lead_s(again.now_s, 30) <= 30
+
+
+def test_a_crowd_from_before_a_gap_has_not_waited_all_that_time_for_workers_that_start():
+    script = Script(service_policy(pool_policy(concurrency_max=10, replicas_max=20)), wanted=2)
+    script.now_s = DAY_S
+    script.go(20, 12, service_s=1.0)
+    script.go(2, 20, service_s=1.0, running=35, ready=2)
+    assert script.go(20, 20, service_s=1.0, running=80, ready=2) == 4, (
+        "what runs is what two on their way were ordered for"
+    )
+    again = restarted(script, 600)
+    assert again.go(10, 20, service_s=1.0, running=80, ready=2) == 4
 
 
 class Observer:

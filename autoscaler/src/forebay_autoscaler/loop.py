@@ -105,6 +105,8 @@ class Loop:
         """Look, decide, act."""
         if self.memory is not None:
             await self.memory.recall()
+        if not self.leadership.leading:  # what another one tells meanwhile is read from the status again
+            self.actor.forget(set())
         looked_s = self.clock()
         asking = asyncio.create_task(self._ask_routers())
         try:
