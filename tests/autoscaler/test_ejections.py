@@ -17,6 +17,7 @@ from forebay_autoscaler.ejections import (
     read_answer,
     workers_healthy,
 )
+from forebay_autoscaler.errors import ClusterError
 from forebay_autoscaler.history import History
 from forebay_autoscaler.loop import Alone, Loop
 from forebay_autoscaler.metrics import Metrics
@@ -60,6 +61,13 @@ def test_a_worker_that_one_router_leaves_alone_is_named_with_its_cause_and_how_m
     assert "w-1 (failing: status: 500; by 2 of 2 routers)" in condition.message
     assert "w-2" not in condition.message
     assert "w-9" not in condition.message
+
+
+def test_what_a_router_says_of_an_error_is_one_short_line():
+    long = {**worker("w-1"), "detail": "status: 500\n" + "x" * 1000}
+    message = workers_healthy(said([long]).of(KEY), {}).message
+    assert "(failing: status: 500 xxx" in message
+    assert len(message) < 400
 
 
 def test_many_are_counted_and_the_first_are_named():
@@ -302,6 +310,29 @@ async def test_routers_that_answer_oddly_keep_no_pool_from_being_scaled():
     assert loop.cycled_s is not None
     name = "forebay_autoscaler_ejection_checks_total"
     assert loop.metrics.registry.get_sample_value(name, {"outcome": "failed"}) == 1
+
+
+async def test_where_no_router_can_be_found_none_answers():
+    class Lost:
+        async def ejected(self):
+            raise ClusterError("GET pods", status=403, why="403 Forbidden")
+
+    cluster = Cluster()
+    await Loop(Seeing(cluster), actor(cluster), Alone(), Metrics(), History(10), interval_s=1, routers=Lost()).cycle()
+    assert cluster.healthy()["reason"] == "NoRouterAnswers"
+
+
+async def test_who_does_not_lead_asks_no_router():
+    class Unasked:
+        async def ejected(self):
+            raise AssertionError("a standby tells nothing")
+
+    loop = loop_with(Unasked(), Looking())
+    loop.leadership = Alone(leading=False)
+    await loop.cycle()
+    for outcome in ("ok", "failed"):
+        name = "forebay_autoscaler_ejection_checks_total"
+        assert loop.metrics.registry.get_sample_value(name, {"outcome": outcome}) == 0
 
 
 async def test_a_look_that_fails_leaves_no_question_behind():

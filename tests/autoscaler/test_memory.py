@@ -425,6 +425,18 @@ async def test_of_copies_in_several_maps_the_one_that_was_saved_last_is_read(man
     assert len(names) == len(set(names)), "old copies go with the next save"
 
 
+@pytest.mark.parametrize("newer", [0, 1])
+async def test_of_two_copies_the_newer_one_is_read_whichever_map_has_it(newer):
+    """One of more maps ended before it had written those that an earlier one of fewer had used."""
+    maps, policy = Maps(2), service_policy()
+    for number, part in enumerate(maps.parts):
+        at_s = DAY_S if number == newer else DAY_S - 100
+        part[".".join(policy.key)] = dump(Saved(policy.uid, at_s, 15.0, ServiceState(queued_s=float(number))))
+    one = memory(maps)
+    await one.recall()
+    assert one.state_of(policy, DAY_S).queued_s == newer
+
+
 async def test_at_the_end_what_fits_into_the_time_is_saved_and_the_rest_stays_as_it_was(monkeypatch):
     maps = Maps(parts=8)
     policies = [service_policy(key=("default", f"service{number}")) for number in range(64)]

@@ -203,6 +203,7 @@ def test_a_pool_without_status_has_no_ready_worker_and_one_without_room_says_so(
     [
         (503, "<html>gateway</html>", "status 503, and the answer is not Prometheus'"),
         (200, '{"status":"error","error":"too many samples"}', "too many samples"),
+        (503, '{"status":"success","data":{"result":[]}}', "status 503: no reason given"),
         (200, '{"status":"success"}', "the answer is not Prometheus'"),
         (200, "[1,2]", "the answer is not Prometheus'"),
     ],

@@ -1,6 +1,7 @@
 """What the leader does before its watches run."""
 
 import asyncio
+import logging
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -58,6 +59,7 @@ async def test_a_missing_crd_or_right_shows_in_readiness(leader, cluster, monkey
 
 async def test_an_autoscaler_that_goes_or_comes_back_wakes_each_service_and_shows_in_a_metric(leader, cluster, caplog):
     settings = {"FOREBAY_LEASE_NAMESPACE": "forebay", "FOREBAY_AUTOSCALER_LEASE": "scaler"}
+    caplog.set_level(logging.INFO)
     leader = replace(leader, settings=load_settings([], settings))
     woken: list[bool] = []
     waker = SimpleNamespace(wake_services=lambda: woken.append(True))
@@ -76,6 +78,7 @@ async def test_an_autoscaler_that_goes_or_comes_back_wakes_each_service_and_show
     assert "the autoscaler has not renewed its Lease forebay/scaler since 2026-01-01T11:58:00" in caplog.text
     cluster.edit(LEASE, "forebay", "scaler", {"spec": {"renewTime": "later"}})
     assert await look_at(65.0) == (2, 0)
+    assert "its Lease forebay/scaler has changed" in caplog.text
 
 
 def test_without_the_name_of_its_lease_no_autoscaler_is_followed(leader):
