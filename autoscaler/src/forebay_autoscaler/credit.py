@@ -7,8 +7,9 @@ that share fewer are late, and workers stand by for a promise that nobody made. 
 
 and the share that is planned for is the allowed one times exp(saved / PATIENCE_S), at most `FACTOR_MAX` of it. It is an
 integral: it ends where as many are late as is aimed at, whatever the laws are wrong by. What was missed beyond the allowed is
-debt, which is worked off first; it makes nobody plan for fewer misses than are allowed, since a rise that nothing announced is
-not cured by a margin. Nothing changes while the verdicts are unknown.
+debt, which is worked off first; a service begins with it, so that nothing is let go before the target was met for some minutes.
+It makes nobody plan for fewer misses than are allowed, since a rise that nothing announced is not cured by a margin. Nothing
+changes while the verdicts are unknown.
 """
 
 import math
@@ -35,8 +36,8 @@ MEMORY_S: Final = 86_400.0
 class Credit:
     """Misses that were allowed and did not come."""
 
-    saved_s: float = 0.0
-    """Negative: more were missed."""
+    saved_s: float = -DEBT_MAX_S
+    """Negative: more were missed, or it is not known yet."""
     ended_per_s: float = 0.0
     """Mean of the requests that end, good or bad."""
     over_s: float = 0.0

@@ -92,7 +92,8 @@ class Line:
 
     def rises_surely(self, ahead: float) -> bool:
         """Whether chance can hardly explain the last bins unless more is asked so many bins from now."""
-        return math.fsum(fit.weight for fit in self.fits if fit.at(ahead) > self.plain) >= SURELY
+        risen = (fit.weight for fit in self.fits if fit.kind != "level" and fit.at(ahead) > self.plain)
+        return math.fsum(risen) >= SURELY
 
     @property
     def slope(self) -> float:
