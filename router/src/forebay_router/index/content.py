@@ -18,7 +18,7 @@ share less than they do, never more.
 """
 
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Final
@@ -72,11 +72,11 @@ class Content:
 
 def chain(content: bytes, root: int) -> tuple[int, ...]:
     """Hashes of the full blocks of some content."""
-    return chain_of((content,), root)
+    return chain_of((content,), root)[0]
 
 
-def chain_of(pieces: Sequence[bytes], root: int) -> tuple[int, ...]:
-    """Hashes of the full blocks of the content that these pieces are, one after the other."""
+def chain_of(pieces: Iterable[bytes], root: int) -> tuple[tuple[int, ...], int]:
+    """Hashes of the full blocks of the content that these pieces are, one after the other; and its size in bytes."""
     made: list[int] = []
     last, before, held = root, 0, b""
     for piece in pieces:
@@ -99,7 +99,7 @@ def chain_of(pieces: Sequence[bytes], root: int) -> tuple[int, ...]:
             start = stop
         held = piece[start:]
         before += size
-    return tuple(made)
+    return tuple(made), before
 
 
 def _pieces(texts: Sequence[str]) -> list[bytes]:
@@ -113,7 +113,7 @@ def _pieces(texts: Sequence[str]) -> list[bytes]:
             made += ("".join(short), text)
             short = []
     made.append("".join(short))
-    return [text.encode() for text in made if text]
+    return [text.encode() for text in made]
 
 
 _CHAT_ROOT: Final = ("chat_template", "chat_template_kwargs", "documents", "reasoning_effort", "mm_processor_kwargs")
@@ -125,7 +125,7 @@ def content_of(fields: Mapping[str, Any]) -> Content | None:
 
     Raises TooDeepError.
     """
-    written: Sequence[bytes] | None
+    written: Iterable[bytes] | None
     token_ids: tuple[int, ...] | None = None
     if "messages" in fields:
         written = _chat(fields.get("system"), fields["messages"], fields.get("tools"))
@@ -139,8 +139,8 @@ def content_of(fields: Mapping[str, Any]) -> Content | None:
         return None
     salt = fields.get("cache_salt")
     digest = _digest(salt) if salt else None
-    hashes = chain_of(written, _root(fields, digest, ids=token_ids is not None))
-    return Content(hashes, sum(map(len, written)), token_ids, token_ids is not None, digest)
+    hashes, size = chain_of(written, _root(fields, digest, ids=token_ids is not None))
+    return Content(hashes, size, token_ids, token_ids is not None, digest)
 
 
 def _digest(value: Any) -> bytes:
@@ -165,7 +165,7 @@ def _root(fields: Mapping[str, Any], salt: bytes | None, *, ids: bool) -> int:
     return root
 
 
-def _chat(system: Any, messages: Any, tools: Any) -> list[bytes] | None:
+def _chat(system: Any, messages: Any, tools: Any) -> Iterable[bytes] | None:
     """Roles and contents in order; a message's other fields (tool calls, names) behind its content."""
     if not isinstance(messages, list):
         return None
@@ -217,7 +217,7 @@ def _payload(part: Any) -> Any:
     return part
 
 
-def _prompt(prompt: Any) -> tuple[Sequence[bytes] | None, tuple[int, ...] | None]:
+def _prompt(prompt: Any) -> tuple[Iterable[bytes] | None, tuple[int, ...] | None]:
     """A completion's prompt: text or token ids; of several prompts the first."""
     if isinstance(prompt, str):
         return _pieces((prompt,)), None
@@ -233,7 +233,7 @@ def _prompt(prompt: Any) -> tuple[Sequence[bytes] | None, tuple[int, ...] | None
         return None, None
 
 
-def _responses(fields: Mapping[str, Any]) -> list[bytes] | None:
+def _responses(fields: Mapping[str, Any]) -> Iterable[bytes] | None:
     """The responses API: instructions are a system message, input a text or a list of messages."""
     given = fields["input"]
     messages = [{"role": "user", "content": given}] if isinstance(given, str) else given
