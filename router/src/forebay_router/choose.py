@@ -199,7 +199,7 @@ def _choose_pair(demand: Demand, snapshot: Snapshot, rng: Random, now_s: float) 
     for prefill, decode in snapshot.pairs:
         firsts, seconds = (_field(side, demand, snapshot, rng) for side in (prefill, decode))
         first = cheapest(firsts, demand, now_s, rng) or cheapest(prefill, demand, now_s, rng)
-        second = calmest(seconds, demand, rng) or calmest(decode, demand, rng)
+        second = calmest(seconds, demand, now_s, rng) or calmest(decode, demand, now_s, rng)
         if first is None or second is None:
             continue
         sides = (predict((first,), demand, now_s)[0], predict_decode((second,), demand)[0])
