@@ -403,6 +403,29 @@ def test_a_thousand_workers_take_no_longer_than_forty():
     assert many < 0.0005
 
 
+def test_pairs_of_a_thousand_workers_take_no_longer_than_those_of_forty():
+    def cost_s(workers: int) -> float:
+        pools = [(role, PoolSpeed(PLANNED)) for role in (P, D)]
+        snapshot = Snapshot.of(
+            [
+                Candidate(f"{role}{at}", role, revision="r", load=Load(at % 5), speed=Speed(pool, finished=1000))
+                for role, pool in pools
+                for at in range(workers)
+            ]
+        )
+        rng, best = Random(1), 1.0
+        for _ in range(20):
+            start = time.process_time()
+            for _ in range(20):
+                choose(SPLIT, snapshot, rng, 0.0)
+            best = min(best, (time.process_time() - start) / 20)
+        return best
+
+    few, many = cost_s(40), cost_s(1000)
+    print(f"choose, pairs: 40 workers a side {few * 1e6:.0f} us, 1,000 a side {many * 1e6:.0f} us")
+    assert many < 1.7 * few, "no side is gone through worker by worker"
+
+
 def test_an_adapter_that_is_not_loaded_costs_its_loading():
     """Affinity of adapters is time: a little queue is waited for where it is loaded, a long one is not."""
     loaded, other = candidate("a", 2, queued=500), candidate("b", 1)
