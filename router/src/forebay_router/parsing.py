@@ -47,7 +47,7 @@ class ParsedRequest:
     content: Content | None = None
     """The prompt as the prefix index sees it; None where workers cache none, or where it is too short to matter."""
     session: int | None = None
-    """What the client calls its session, as a hash."""
+    """What the client calls its session, as a hash; None without content, too."""
     tokens_told: bool = False
     """Its tokens have been made, or cannot be; they are in `content`."""
 
@@ -71,6 +71,7 @@ def parse_request(endpoint: Endpoint, headers: Mapping[bytes, bytes], body: byte
     model = fields.get("model")
     if model is not None and not isinstance(model, str):
         raise errors.bad_body("The field `model` must be a string.", "model")
+    content = _content(fields) if endpoint.prompted and len(body) >= CONTENT_MIN_BYTES else None
     return ParsedRequest(
         endpoint=endpoint,
         model=model,
@@ -80,8 +81,8 @@ def parse_request(endpoint: Endpoint, headers: Mapping[bytes, bytes], body: byte
         prompt_tokens=len(body) // BYTES_PER_TOKEN,
         output_tokens=_expected_output(fields),
         choices=_choices(fields),
-        content=_content(fields) if endpoint.prompted and len(body) >= CONTENT_MIN_BYTES else None,
-        session=session_of(headers, fields),
+        content=content,
+        session=None if content is None else session_of(headers, fields),
     )
 
 
