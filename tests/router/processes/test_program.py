@@ -26,11 +26,15 @@ BOUND_S = 90.0
 pytestmark = pytest.mark.timeout(300)  # each starts three programs
 
 
-async def slowly(_asked, wire):
+async def slowly(asked, wire):
+    await quickly(asked, wire, chunks=20, pause_s=0.1)
+
+
+async def quickly(_asked, wire, chunks: int = 2, pause_s: float = 0.0):
     await wire.events_head()
-    for _ in range(20):
+    for _ in range(chunks):
         await wire.event(chat_chunk("x"))
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(pause_s)
     await wire.event("[DONE]")
     await wire.end_chunks()
 
@@ -107,7 +111,7 @@ async def program(worker: ScriptedWorker, log: Path):
 
 async def test_two_processes_serve_one_port_know_of_each_other_and_outlive_one_another(tmp_path):
     requests = 0
-    async with workers(slowly) as [worker], program(worker, tmp_path / "log") as router:
+    async with workers(quickly) as [worker], program(worker, tmp_path / "log") as router:
 
         async def both_served() -> bool:
             nonlocal requests
