@@ -12,6 +12,7 @@ from typing import Any
 import orjson
 
 from forebay_router import errors
+from forebay_router.bodies import Body
 from forebay_router.endpoints import Endpoint
 from forebay_router.index.content import Content, content_of
 from forebay_router.index.sessions import session_of
@@ -35,7 +36,7 @@ class ParsedRequest:
     """None when the client named none."""
     stream: bool
     """An event stream is asked for. Engines take 1 and "true" for true as well."""
-    body: bytes
+    body: Body
     fields: dict[str, Any] | None
     """The JSON body; None for forms."""
     prompt_tokens: int
@@ -58,10 +59,10 @@ class ParsedRequest:
         self.content = None
 
 
-def parse_request(endpoint: Endpoint, headers: Mapping[bytes, bytes], body: bytes) -> ParsedRequest:
+def parse_request(endpoint: Endpoint, headers: Mapping[bytes, bytes], body: Body) -> ParsedRequest:
     """Read a body; raises RequestRefused (400) when it cannot be understood."""
     if endpoint.form:
-        return _parse_form(endpoint, headers, body)
+        return _parse_form(endpoint, headers, bytes(body))
     try:
         fields = orjson.loads(body)
     except orjson.JSONDecodeError as error:

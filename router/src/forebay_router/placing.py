@@ -252,7 +252,7 @@ class Placing:
 
     def _check_patience(self, service: Service, claim: Claim, choice: Choice, now_s: float) -> None:
         """Refuse a request whose client gives up before the prompts that are queued ahead of it are computed."""
-        if now_s + room.least_work_s(choice) >= claim.until_s:
+        if claim.until_s < inf and now_s + room.least_work_s(choice) >= claim.until_s:
             raise self.pending.refuse(service, claim, Refusal.DEADLINE)
 
     def _hold_s(self, service: Service, choice: Choice, *, filler: bool) -> float:
