@@ -123,7 +123,7 @@ def test_nothing_is_read_behind_a_long_request_that_closes():
 
 @pytest.mark.parametrize("size", [5, LONG_BYTES])
 def test_what_follows_a_request_for_a_tunnel_is_neither_read_nor_kept(size):
-    """The parser takes it for the tunnel's: neither for a body, whose memory would be counted, nor for the next request."""
+    """The parser takes it for the tunnel's: it is no body, whose memory would be counted, and no next request."""
     reader = RequestReader(Limits(head_bytes=65536, body_bytes=1 << 20))
     reader.feed(
         b"CONNECT a:1 HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % size + PLAIN + LETTERS[: LONG_BYTES // 2]
