@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # What must hold before a change lands. Each step prints its name; the first that fails ends the run.
-#   scripts/check.sh          everything, with the tests that need no cluster
+#   scripts/check.sh          everything, with the tests that need no cluster and take seconds
 #   scripts/check.sh --static everything but tests
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -12,5 +12,5 @@ step "types" $bin/mypy
 step "import contracts" $bin/lint-imports --no-logo
 step "generated files" $bin/python scripts/generate.py --check
 [ "${1:-}" = --static ] && exit 0
-step "tests without a cluster" $bin/python -m pytest -q -n auto --dist worksteal \
-  -m "not cluster and not e2e and not real_engine and not bench" "$@"
+step "tests without a cluster, but for the slow ones" $bin/python -m pytest -q -n auto --dist worksteal \
+  -m "not cluster and not e2e and not real_engine and not bench and not slow" "$@"

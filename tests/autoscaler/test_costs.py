@@ -12,7 +12,9 @@ from forebay_api.modelservice import Role
 from forebay_api.objective import Objective
 from forebay_autoscaler.costs import Offer, portions_of
 from forebay_autoscaler.decide import decide
-from forebay_autoscaler.observation import PoolCounts, PoolObservation, ServiceObservation
+from forebay_autoscaler.decision import Decision
+from forebay_autoscaler.fitted import Fitted, Measured
+from forebay_autoscaler.observation import PoolCounts, PoolObservation, PoolSignals, ServiceObservation
 from forebay_autoscaler.policy import PoolPolicy, ServicePolicy, Tuning, policy_of
 from forebay_autoscaler.state import ServiceState
 from tests.autoscaler.manifests import model_service, pool_spec
@@ -130,6 +132,47 @@ def test_a_cheap_prefill_pool_with_room_has_all_of_the_load(rate_per_s):
     cheap, dear = prefill_sizes(rate_per_s, cheap=12, dear=8)
     assert dear == 0
     assert cheap == prefill_sizes(rate_per_s, cheap=20, dear=8)[0]
+
+
+def looked_at(
+    pools: tuple[PoolPolicy, ...], *engines: PoolSignals, rate_per_s: float, ttft_s: float = 2.0, **numbers: float
+) -> Decision:
+    """The decision after some looks at two workers of each pool."""
+    policy = service_policy(*pools, objective=Objective(ttft_s, 0.05, 0.95))
+    signals = readings(policy, **{f"{name}_per_s": rate_per_s for name in ("arrived", "burst", "tpot")}, **numbers)
+    seen = tuple(PoolObservation(pool.name, PoolCounts(2, 2), own) for pool, own in zip(pools, engines, strict=True))
+    state = ServiceState()
+    for second in range(0, 60, 2):
+        decision = decide(policy, state, ServiceObservation(KEY, signals, seen), float(second))
+        state = decision.state
+    return decision
+
+
+def test_measurements_that_differ_do_not_change_which_of_two_like_pools_is_filled_first():
+    """Both are expected to do the same at the same price; the first one's workers are measured to take three times as long."""
+    steps = ((0, 0.01), (1000, 0.02))
+    worker = Fitted(Measured(steps, ((0, 0.0), (1000, 0.05))), kv_tokens=10**6)
+    pools = tuple(pool_policy(name, worker=worker, price_per_hour=1.0) for name in ("a", "b"))
+    slow, fast = (
+        engine_readings(running=took_s, running_mean=took_s, finished_per_s=1.0, service_time_s=took_s)
+        for took_s in (3.0, 1.0)
+    )
+    decision = looked_at(pools, slow, fast, rate_per_s=2.0, prompt_tokens_per_s=200, output_tokens_per_s=100)
+    first, second = decision.pools
+    assert first.capacity.work_s > 2 * second.capacity.work_s
+    assert "filled 1 of 2" in first.reason
+    assert "filled 2 of 2" in second.reason
+
+
+def test_a_pool_of_many_prefill_workers_does_more_with_each_for_its_price_than_one_alone():
+    pools = tuple(
+        pool_policy(name, Role.PREFILL, replicas_max=most, price_per_hour=1.0)
+        for name, most in (("one", 1), ("many", 12))
+    )
+    own = engine_readings(finished_per_s=2.0, service_time_s=LONG_PROMPT_S / (1 - LONG_PROMPT_S))
+    one, many = looked_at(pools, own, own, rate_per_s=4.0, ttft_s=1.0).pools
+    assert "filled 2 of 2" in one.reason
+    assert "filled 1 of 2" in many.reason
 
 
 SLOTS, START_S = 8, 60.0

@@ -168,7 +168,8 @@ class DecideMachine(RuleBasedStateMachine):
         )
         observation = ServiceObservation(KEY, signals, seen)
         decision = decide(self.policy, self.state, observation, self.now_s)
-        assert decide(self.policy, self.state, observation, self.now_s) == decision
+        if self.now_s == BEGIN_S + after_s:  # once, as it takes as long as all the rest
+            assert decide(self.policy, self.state, observation, self.now_s) == decision
         self.is_monotone(observation, decision, more=more, held=held)
         for pool, one in zip(self.policy.pools, decision.pools, strict=True):
             self.stays_within_bounds(pool, one)

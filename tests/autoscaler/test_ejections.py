@@ -17,12 +17,15 @@ from forebay_autoscaler.ejections import (
     read_answer,
     workers_healthy,
 )
+from forebay_autoscaler.errors import ClusterError
 from forebay_autoscaler.history import History
 from forebay_autoscaler.loop import Alone, Loop
 from forebay_autoscaler.metrics import Metrics
-from forebay_autoscaler.observe import Look
-from forebay_autoscaler.routers import Routers, control_url
+from forebay_autoscaler.observation import ServiceObservation, ServiceSignals
+from forebay_autoscaler.observe import Look, Subject
+from forebay_autoscaler.routers import ROUTERS_MAX, Routers, control_url
 from forebay_autoscaler.status import RoutersWord
+from tests.autoscaler.plant import service_policy
 from tests.autoscaler.test_waking import router_pod
 from tests.autoscaler.test_words import decision, stored
 
@@ -58,6 +61,13 @@ def test_a_worker_that_one_router_leaves_alone_is_named_with_its_cause_and_how_m
     assert "w-1 (failing: status: 500; by 2 of 2 routers)" in condition.message
     assert "w-2" not in condition.message
     assert "w-9" not in condition.message
+
+
+def test_what_a_router_says_of_an_error_is_one_short_line():
+    long = {**worker("w-1"), "detail": "status: 500\n" + "x" * 1000}
+    message = workers_healthy(said([long]).of(KEY), {}).message
+    assert "(failing: status: 500 xxx" in message
+    assert len(message) < 400
 
 
 def test_many_are_counted_and_the_first_are_named():
@@ -247,6 +257,49 @@ def loop_with(routers, observer: Looking) -> Loop:
     return Loop(observer, actor(Cluster()), Alone(), Metrics(), History(10), interval_s=1, routers=routers)
 
 
+class Seeing(Looking):
+    """One service, as its status was written last by whom."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        super().__init__()
+        self.cluster = cluster
+
+    async def look(self) -> Look:
+        subject = Subject(
+            service_policy(key=KEY), ServiceObservation(KEY, ServiceSignals(), ()), stored(**self.cluster.status)
+        )
+        return Look((subject,), {}, {})
+
+
+class Guards:
+    """Routers that say what they are told to."""
+
+    def __init__(self, answers: Answers) -> None:
+        self.answers = answers
+
+    async def ejected(self) -> Answers:
+        return self.answers
+
+
+async def test_who_leads_again_tells_nothing_that_another_one_told_meanwhile():
+    cluster, guards = Cluster(), Guards(said([worker("w-1")]))
+
+    def replica() -> Loop:
+        return Loop(Seeing(cluster), actor(cluster), Alone(), Metrics(), History(10), interval_s=1, routers=guards)
+
+    first, second = replica(), replica()
+    await first.cycle()
+    assert cluster.told() == ["WorkerEjected"]
+    first.leadership = Alone(leading=False)
+    guards.answers = said([worker("w-1", "sound"), worker("w-2")])
+    await second.cycle()
+    assert cluster.told() == ["WorkerEjected", "WorkerReturned"]
+    await first.cycle()
+    first.leadership = Alone()
+    await first.cycle()
+    assert cluster.told() == []
+
+
 async def test_routers_that_answer_oddly_keep_no_pool_from_being_scaled():
     class Odd:
         async def ejected(self):
@@ -257,6 +310,29 @@ async def test_routers_that_answer_oddly_keep_no_pool_from_being_scaled():
     assert loop.cycled_s is not None
     name = "forebay_autoscaler_ejection_checks_total"
     assert loop.metrics.registry.get_sample_value(name, {"outcome": "failed"}) == 1
+
+
+async def test_where_no_router_can_be_found_none_answers():
+    class Lost:
+        async def ejected(self):
+            raise ClusterError("GET pods", status=403, why="403 Forbidden")
+
+    cluster = Cluster()
+    await Loop(Seeing(cluster), actor(cluster), Alone(), Metrics(), History(10), interval_s=1, routers=Lost()).cycle()
+    assert cluster.healthy()["reason"] == "NoRouterAnswers"
+
+
+async def test_who_does_not_lead_asks_no_router():
+    class Unasked:
+        async def ejected(self):
+            raise AssertionError("a standby tells nothing")
+
+    loop = loop_with(Unasked(), Looking())
+    loop.leadership = Alone(leading=False)
+    await loop.cycle()
+    for outcome in ("ok", "failed"):
+        name = "forebay_autoscaler_ejection_checks_total"
+        assert loop.metrics.registry.get_sample_value(name, {"outcome": outcome}) == 0
 
 
 async def test_a_look_that_fails_leaves_no_question_behind():
@@ -279,6 +355,18 @@ async def test_a_look_that_fails_leaves_no_question_behind():
 )
 def test_a_pod_of_an_odd_shape_has_no_control_port(pod):
     assert control_url(pod) is None
+
+
+async def test_routers_that_are_too_many_to_be_asked_are_silent():
+    class Pods:
+        async def call(self, _method, _path, **_query):
+            return {"items": [router_pod(f"r{n}", f"10.0.0.{n}") for n in range(ROUTERS_MAX + 1)]}
+
+    transport = httpx.MockTransport(lambda _request: httpx.Response(200, json={"workers": []}))
+    async with httpx.AsyncClient(transport=transport) as http:
+        told = (await Routers(Pods(), http, namespace="release").ejected()).of(KEY)
+    assert (told.asked, told.answered) == (ROUTERS_MAX + 1, ROUTERS_MAX)
+    assert workers_healthy(told, {}).reason == "SomeRoutersSilent"
 
 
 async def test_routers_are_asked_one_by_one_and_what_is_no_answer_is_silence():

@@ -23,7 +23,7 @@ from forebay_autoscaler.observe import Look, Subject
 from forebay_autoscaler.past import LENGTH_MAX, Level
 from forebay_autoscaler.savedstate import VERSION, Saved, Unusable, digest_of, dump, load, resume
 from forebay_autoscaler.state import ServiceState
-from tests.autoscaler.plant import DEMO, KEY, Plant, service_policy
+from tests.autoscaler.plant import DEMO, KEY, Plant, pool_policy, service_policy
 from tests.autoscaler.test_timelines import Script, load_of
 
 DAY_S = 1_780_000_000.0
@@ -241,6 +241,18 @@ def test_workers_that_came_while_nobody_looked_teach_no_start_up_time():
     assert again.state.pools["mixed"].learnt.orders.lead_s(again.now_s, 30) <= 30
 
 
+def test_a_crowd_from_before_a_gap_has_not_waited_all_that_time_for_workers_that_start():
+    script = Script(service_policy(pool_policy(concurrency_max=10, replicas_max=20)), wanted=2)
+    script.now_s = DAY_S
+    script.go(20, 12, service_s=1.0)
+    script.go(2, 20, service_s=1.0, running=35, ready=2)
+    assert script.go(20, 20, service_s=1.0, running=80, ready=2) == 4, (
+        "what runs is what two on their way were ordered for"
+    )
+    again = restarted(script, 600)
+    assert again.go(10, 20, service_s=1.0, running=80, ready=2) == 4
+
+
 class Observer:
     """Sees these services, without load."""
 
@@ -411,6 +423,18 @@ async def test_of_copies_in_several_maps_the_one_that_was_saved_last_is_read(man
     assert [state.queued_s for state in found] == [100.0] * 12
     names = [name for part in maps.parts for name in part]
     assert len(names) == len(set(names)), "old copies go with the next save"
+
+
+@pytest.mark.parametrize("newer", [0, 1])
+async def test_of_two_copies_the_newer_one_is_read_whichever_map_has_it(newer):
+    """One of more maps ended before it had written those that an earlier one of fewer had used."""
+    maps, policy = Maps(2), service_policy()
+    for number, part in enumerate(maps.parts):
+        at_s = DAY_S if number == newer else DAY_S - 100
+        part[".".join(policy.key)] = dump(Saved(policy.uid, at_s, 15.0, ServiceState(queued_s=float(number))))
+    one = memory(maps)
+    await one.recall()
+    assert one.state_of(policy, DAY_S).queued_s == newer
 
 
 async def test_at_the_end_what_fits_into_the_time_is_saved_and_the_rest_stays_as_it_was(monkeypatch):

@@ -4,6 +4,7 @@ import asyncio
 import math
 from dataclasses import replace
 from datetime import UTC, datetime
+from types import SimpleNamespace
 
 import httpx
 import pytest
@@ -202,6 +203,7 @@ def test_a_pool_without_status_has_no_ready_worker_and_one_without_room_says_so(
     [
         (503, "<html>gateway</html>", "status 503, and the answer is not Prometheus'"),
         (200, '{"status":"error","error":"too many samples"}', "too many samples"),
+        (503, '{"status":"success","data":{"result":[]}}', "status 503: no reason given"),
         (200, '{"status":"success"}', "the answer is not Prometheus'"),
         (200, "[1,2]", "the answer is not Prometheus'"),
     ],
@@ -253,7 +255,9 @@ async def test_a_replica_that_lost_the_lease_in_an_outage_shows_no_numbers():
                 asked_again.set()
             raise AutoscalerError("no API server")
 
-    loop = Loop(Outage(), None, Alone(leading=False), Metrics(), History(10), interval_s=0.01)
+    forgotten = []
+    actor = SimpleNamespace(forget=forgotten.append)
+    loop = Loop(Outage(), actor, Alone(leading=False), Metrics(), History(10), interval_s=0.01)
     loop.metrics.record([record(1.0, 20, ServiceState()).decision], leading=True, now_s=1.0)
     running = asyncio.create_task(loop.run())
     async with asyncio.timeout(2):
@@ -261,6 +265,7 @@ async def test_a_replica_that_lost_the_lease_in_an_outage_shows_no_numbers():
     running.cancel()
     assert loop.metrics.registry.get_sample_value("forebay_autoscaler_leader") == 0
     assert "forebay_autoscaler_desired_replicas{" not in generate_latest(loop.metrics.registry).decode()
+    assert forgotten[0] == set(), "what it told, in an outage, too"
 
 
 async def test_a_replica_that_loses_the_lease_while_it_acts_stops_acting():

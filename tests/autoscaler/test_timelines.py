@@ -417,9 +417,11 @@ def test_a_worker_whose_readiness_flaps_does_not_keep_a_crowd_from_being_ordered
 def test_running_requests_ask_for_workers_where_the_rate_is_unknown():
     script = Script(service_policy(pool_policy(concurrency_max=10, replicas_max=20)), wanted=2)
     script.go(20, 12, service_s=1.0)
-    observed = load_of(20, wanted=2, running=80)
-    signals = replace(observed.signals, arrived_per_s=UNKNOWN, burst_per_s=UNKNOWN, latest_per_s=UNKNOWN)
-    assert script.see(replace(observed, signals=signals)) == 8
+    for running, wanted in ((80, 8), (120, 12)):  # in the second look six are on their way
+        observed = load_of(20, wanted=script.wanted, ready=2, running=running)
+        signals = replace(observed.signals, arrived_per_s=UNKNOWN, burst_per_s=UNKNOWN, latest_per_s=UNKNOWN)
+        script.now_s += 2
+        assert script.see(replace(observed, signals=signals)) == wanted
 
 
 def test_a_worker_that_is_late_with_nothing_to_do_gets_no_company():

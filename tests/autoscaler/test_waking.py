@@ -13,8 +13,9 @@ import pytest
 
 from forebay_api.modelservice import AutoscalingMode, Role
 from forebay_autoscaler.__main__ import wire
+from forebay_autoscaler.act import Actor
 from forebay_autoscaler.decide import decide
-from forebay_autoscaler.errors import ClusterError
+from forebay_autoscaler.errors import ClusterError, ReplicasChangedError
 from forebay_autoscaler.history import History
 from forebay_autoscaler.loop import Alone, Loop
 from forebay_autoscaler.metrics import Metrics
@@ -31,6 +32,7 @@ from tests.autoscaler.exporters import Exporter, free_port
 from tests.autoscaler.manifests import model_service, pool_spec, worker_pool
 from tests.autoscaler.plant import KEY, known, pool_policy, readings, service_policy
 from tests.autoscaler.test_timelines import Script
+from tests.autoscaler.test_words import stored
 from tests.support.eventually import eventually
 
 PENDING = 'forebay_router_requests_pending{namespace="%s",model_service="%s"}'
@@ -219,6 +221,28 @@ async def test_a_pool_wakes_once_until_the_next_look():
     await world.loop.cycle()
     await world.waker.check()
     assert len(world.grown) == 2, "the worker is gone again"
+
+
+@pytest.mark.parametrize(
+    ("error", "done"),
+    [
+        (None, True),
+        (ReplicasChangedError("PATCH scale", status=409, why="somebody else set it"), True),
+        (ClusterError("PATCH scale", status=503, why="etcd: leader changed"), False),
+    ],
+)
+async def test_a_pool_has_grown_unless_the_write_failed(error, done):
+    class Cluster:
+        async def scale(self, _namespace, _pool, **_numbers):
+            if error is not None:
+                raise error
+
+        async def create_event(self, _namespace, _event):
+            pass
+
+    decision = decide(SLEEPY, ServiceState(), held(asleep()), 0.0)
+    hands = Actor(Cluster(), Metrics(), identity="test", numbers_interval_s=0)
+    assert await hands.grow(decision, decision.pools[0], stored()) is done
 
 
 async def test_a_wake_that_could_not_be_written_is_tried_again_at_the_next_check():

@@ -45,11 +45,22 @@ def test_prefill_workers_that_miss_the_objective_are_given_less_than_the_laws_al
     assert learn(pool_policy(role=Role.PREFILL), learnt, facts, evidence).limit == limit
 
 
+@pytest.mark.parametrize(("running", "overloaded"), [(16, False), (22, False), (26, True)])
+def test_what_runs_now_is_overload_where_chance_does_not_explain_it(running, overloaded):
+    """Two workers of 8: 16 on average vary by 4."""
+    tuning = Tuning(rate_window_s=60)
+    evidence = Evidence(Latency(None, None), queued_lately=False, rate_per_s=12.0, objective=OBJECTIVE, tuning=tuning)
+    facts = Facts(PoolCounts(2, 2), engine_readings(running=running, running_mean=12.0), None, 1.0, 1000.0)
+    learnt = learn(pool_policy(concurrency_max=8), Learnt(1.0, orders=Orders(ready=2)), facts, evidence)
+    assert (learnt.overloaded_s == 1000.0) is overloaded
+
+
 def test_a_worker_that_comes_back_fulfils_no_order_that_was_given_for_more():
     """Each look: what is wanted, what is ready, whether that is more than ever since so many were wanted."""
     orders, now_s = Orders(), 0.0
     looks = [(3, 3, False), (3, 2, False), (3, 3, False), (5, 3, False), (5, 2, False), (5, 3, False), (5, 4, True)]
     looks += [(5, 5, True), (2, 5, False), (2, 2, False), (2, 1, False), (2, 2, False), (3, 3, True)]
+    looks += [(3, 4, False)]  # one more of which was taken back while it started
     for wanted, ready, more in looks:
         now_s += 10
         orders = orders.follow(wanted=wanted, ready=ready, now_s=now_s)

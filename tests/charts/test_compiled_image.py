@@ -62,6 +62,7 @@ def lay_out(name: str, root: Path, others: dict[str, Path]) -> Path:
     return root
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)  # ten seconds of CPU, more of a busy machine's
 @pytest.mark.skipif(missing() is not None, reason=f"needs a C compiler: {missing()}")
 def test_the_image_holds_all_that_the_compiled_router_imports(tmp_path: Path):

@@ -269,21 +269,14 @@ def test_monitors_cover_the_namespaces_of_the_workers(helm: Helm):
     assert [one["spec"]["namespaceSelector"] for one in named] == [{"matchNames": [NAMESPACE]}, {"matchNames": TEAMS}]
 
 
-def test_without_their_kind_monitors_are_left_out_and_the_notes_say_so(helm: Helm):
+@pytest.mark.parametrize(("name", "kind"), [("podMonitors", "PodMonitor"), ("prometheusRules", "PrometheusRule")])
+def test_without_their_kind_monitors_and_alerts_are_left_out_and_the_notes_say_so(helm: Helm, name: str, kind: str):
     """C154."""
-    values = {**PROMETHEUS, "podMonitors": {"enabled": True}}
-    assert not of_kind(helm.template(values), "PodMonitor")
-    assert of_kind(helm.template(values, "--api-versions", "monitoring.coreos.com/v1/PodMonitor"), "PodMonitor")
+    values = {**PROMETHEUS, name: {"enabled": True}}
+    assert not of_kind(helm.template(values), kind)
+    assert of_kind(helm.template(values, "--api-versions", f"monitoring.coreos.com/v1/{kind}"), kind)
     shown = helm.run("install", RELEASE, str(CHART), "--dry-run=client", values=values)
-    assert "WARNING: podMonitors.enabled is set, and this cluster has no PodMonitors" in shown
-
-
-def test_without_their_kind_alerts_are_left_out_and_the_notes_say_so(helm: Helm):
-    values = {**PROMETHEUS, "prometheusRules": {"enabled": True}}
-    assert not of_kind(helm.template(values), "PrometheusRule")
-    assert of_kind(helm.template(values, "--api-versions", "monitoring.coreos.com/v1/PrometheusRule"), "PrometheusRule")
-    shown = helm.run("install", RELEASE, str(CHART), "--dry-run=client", values=values)
-    assert "WARNING: prometheusRules.enabled is set, and this cluster has no PrometheusRules" in shown
+    assert f"WARNING: {name}.enabled is set, and this cluster has no {kind}s" in shown
 
 
 def test_alerts_link_to_the_teams_runbook(helm: Helm):
@@ -301,18 +294,17 @@ def test_alerts_link_to_the_teams_runbook(helm: Helm):
 
 
 @pytest.mark.parametrize(
-    ("more", "jobs"),
+    ("monitors", "set_by_hand", "jobs"),
     [
-        ({"podMonitors": {"enabled": True, "assumeKinds": True}}, ".*serving.*"),
-        ({"podMonitors": {"enabled": True}}, ".*forebay.*"),
-        ({"podMonitors": {"enabled": True, "assumeKinds": True}, "jobs": "llm|llm-workers"}, "llm|llm-workers"),
-        ({"jobs": "llm|llm-workers"}, "llm|llm-workers"),
+        ({"podMonitors": {"enabled": True, "assumeKinds": True}}, "", ".*serving.*"),
+        ({"podMonitors": {"enabled": True}}, "", ".*forebay.*"),
+        ({"podMonitors": {"enabled": True, "assumeKinds": True}}, "llm|llm-workers", "llm|llm-workers"),
+        ({}, "llm|llm-workers", "llm|llm-workers"),
     ],
 )
-def test_alerts_watch_the_jobs_that_there_are(helm: Helm, more: dict[str, Any], jobs: str):
-    monitors = {"podMonitors": more["podMonitors"]} if "podMonitors" in more else {}
-    values = {**VARIANTS["alerts"], **monitors}
-    values["prometheusRules"] = {**values["prometheusRules"], **({"jobs": more["jobs"]} if "jobs" in more else {})}
+def test_alerts_watch_the_jobs_that_there_are(helm: Helm, monitors: dict[str, Any], set_by_hand: str, jobs: str):
+    alerts = VARIANTS["alerts"]
+    values = {**alerts, **monitors, "prometheusRules": {**alerts["prometheusRules"], "jobs": set_by_hand}}
     (rule,) = of_kind(helm.template(values), "PrometheusRule")
     texts = [one["expr"] for group in rule["spec"]["groups"] for one in group["rules"] if "job=~" in one["expr"]]
     assert texts

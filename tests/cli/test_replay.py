@@ -109,6 +109,16 @@ def test_what_cannot_be_done_is_a_sentence(flags, message):
         CliRunner().invoke(app, ["replay", *flags], catch_exceptions=False)
 
 
+def test_a_run_that_fails_leaves_no_new_file_behind_and_an_old_one_as_it_was(tmp_path):
+    new, old = tmp_path / "new.json", tmp_path / "old.html"
+    old.write_text("<html>")
+    flags = ["--trace", CONVERSATION, "--first", "0s", "--write", str(new), "--html", str(old)]
+    with pytest.raises(CliError, match="has no request"):
+        CliRunner().invoke(app, ["replay", *flags], catch_exceptions=False)
+    assert not new.exists()
+    assert old.read_text() == "<html>"
+
+
 ROW = b'{"timestamp": 0, "input_length": 10, "output_length": 1, "hash_ids": [1]}\n'
 
 

@@ -22,8 +22,9 @@ RENEWED = "2026-01-01T11:58:00.000000Z"
 
 
 def lease(renewed: str = RENEWED, holder: str = "pod-1") -> dict[str, Any]:
-    spec = {"holderIdentity": holder, "renewTime": renewed}
-    return {"metadata": {"name": "forebay-autoscaler", "namespace": "forebay"}, "spec": spec}
+    """Each that was written anew is another version."""
+    metadata = {"name": "forebay-autoscaler", "namespace": "forebay", "resourceVersion": f"{renewed} by {holder}"}
+    return {"metadata": metadata, "spec": {"holderIdentity": holder, "renewTime": renewed}}
 
 
 def living_status() -> dict[str, Any]:
@@ -42,7 +43,8 @@ def test_it_is_gone_when_its_lease_was_not_renewed_for_so_long_as_seen_from_here
     attendance.see(lease(), 1059.0)
     assert attendance.absence is None
     attendance.see(lease(), 1060.0)
-    assert attendance.absence == Absence(PLACE, deployed=True, renewed=RENEWED)
+    assert attendance.absence == Absence(PLACE, lease()["metadata"]["resourceVersion"], RENEWED)
+    assert attendance.absence.deployed
     attendance.see(lease("2026-01-01T12:00:00.000000Z", "pod-2"), 1065.0)
     assert attendance.absence is None
 
@@ -81,7 +83,7 @@ def test_an_api_server_that_was_away_makes_nobody_absent():
 def test_a_lease_that_nobody_ever_held_says_nothing_of_an_autoscaler():
     """The chart makes it; one with --leader-election=false or another --lease-name never touches it."""
     attendance = Attendance(PLACE, 60.0)
-    made = {"metadata": {"name": "forebay-autoscaler"}}
+    made = {"metadata": {"name": "forebay-autoscaler", "resourceVersion": "1"}}
     for now_s in (0.0, 61.0, 600.0):
         attendance.see(made, now_s)
         assert attendance.absence is None
@@ -94,13 +96,14 @@ def test_where_there_is_no_lease_no_autoscaler_is_installed():
     attendance = Attendance(PLACE, 60.0)
     attendance.see(None, 0.0)
     attendance.see(None, 61.0)
-    assert attendance.absence == Absence(PLACE, deployed=False)
+    assert attendance.absence == Absence(PLACE)
+    assert not attendance.absence.deployed
 
 
 def test_the_autoscalers_part_is_unknown_and_its_numbers_are_gone():
     service = {**model_service(autoscaling={"mode": "Auto"}), "status": living_status()}
     service["metadata"]["generation"] = 3
-    absence = Absence(PLACE, deployed=True, renewed=RENEWED)
+    absence = Absence(PLACE, "7", RENEWED)
     part = build_absent_part(service, absence, now=NOW)
     assert part is not None
     assert set(part["status"]) == {"conditions"}
@@ -111,11 +114,11 @@ def test_the_autoscalers_part_is_unknown_and_its_numbers_are_gone():
     assert build_absent_part({**service, "status": part["status"]}, absence, now=NOW) is None, "said once"
 
 
-@pytest.mark.parametrize(("mode", "deployed"), [("Off", True), ("Auto", False), ("Advise", False)])
-def test_where_nobody_scales_nothing_is_said_and_nothing_old_stays(mode, deployed):
+@pytest.mark.parametrize(("mode", "version"), [("Off", "7"), ("Auto", ""), ("Advise", "")])
+def test_where_nobody_scales_nothing_is_said_and_nothing_old_stays(mode, version):
     service = {**model_service(autoscaling={"mode": mode}), "status": living_status()}
     service["metadata"]["generation"] = 3
-    absence = Absence(PLACE, deployed=deployed, renewed=RENEWED)
+    absence = Absence(PLACE, version, RENEWED)
     part = build_absent_part(service, absence, now=NOW)
     assert part is not None
     assert part["status"] == {}
@@ -223,7 +226,7 @@ async def test_a_lease_that_cannot_be_read_any_more_confirms_no_absence():
     assert find_condition(conditions, SCALING_ACTIVE)["status"] == "True"
 
 
-async def test_a_living_autoscaler_that_left_its_lease_gets_the_last_word():
+async def test_a_living_autoscaler_that_left_its_lease_gets_the_last_word(caplog):
     """--leader-election=false given to one that held it: it overwrites what is said in its stead, and is left the word."""
     scene = Scene()
     await scene.autoscaler_writes()
@@ -235,6 +238,8 @@ async def test_a_living_autoscaler_that_left_its_lease_gets_the_last_word():
         assert not await scene.speak()
         await scene.look(after_s=61)
     assert scene.follower.attendance.absence is None
+    assert "an autoscaler is at work that does not renew" in caplog.text
+    assert "its Lease forebay/forebay-autoscaler has changed" not in caplog.text
     conditions = scene.cluster.see(MODEL_SERVICE, "chat")["status"]["conditions"]
     assert find_condition(conditions, SCALING_ACTIVE)["status"] == "True"
     scene.cluster.edit(LEASE, "forebay", "forebay-autoscaler", {"spec": {"renewTime": "later"}})

@@ -114,7 +114,11 @@ def test_a_drain_is_never_blocked_by_the_budget_of_a_single_worker():
     period=st.integers(min_value=1, max_value=30),
 )
 def test_the_times_of_a_workers_life_nest(drain, prestop, startup, period):
-    """SIGKILL comes only after the pre-stop pause and the whole drain time; the startup probe gives the whole start budget."""
+    """SIGKILL comes only after the pre-stop pause and the whole drain time.
+
+    C143: the startup probe gives the whole start budget and sees readiness within a period; liveness needs no delay of its own,
+    since it begins only after that.
+    """
     service = model_service(rollout={"drainTimeout": f"{drain}s"}, engine={"startupTimeout": f"{startup}s"})
     context = WorkerContext(host="0.0.0.0", probe_period_s=period, prestop_delay_s=prestop)
     made = everything_for(service, context=context)
@@ -127,6 +131,9 @@ def test_the_times_of_a_workers_life_nest(drain, prestop, startup, period):
     assert template["terminationGracePeriodSeconds"] - prestop - shutdown_s >= 10
     probe = engine["startupProbe"]
     assert startup <= probe["periodSeconds"] * probe["failureThreshold"] < startup + period
+    assert not [
+        one for one in ("startupProbe", "readinessProbe", "livenessProbe") if "initialDelaySeconds" in engine[one]
+    ]
     assert deployment["spec"]["progressDeadlineSeconds"] > startup
 
 

@@ -36,6 +36,16 @@ def test_a_model_service_wakes_itself(waker, queue):
     assert due(queue) == [model_service_key("team", "chat")]
 
 
+def test_what_the_status_of_each_service_depends_on_wakes_services_alone(waker, queue):
+    waker.on_reconciled(MODEL_SERVICE, event("chat"))
+    waker.on_reconciled(MODEL_SERVICE, event("gone"))
+    waker.on_reconciled(MODEL_SERVICE, event("gone", "DELETED"))
+    waker.on_reconciled(WORKER_POOL, event("other-mixed"))
+    queue._due_at.clear()
+    waker.wake_services()
+    assert due(queue) == [model_service_key("team", "chat")]
+
+
 def test_a_worker_pool_wakes_itself_and_its_service(waker, queue):
     waker.on_reconciled(WORKER_POOL, event("chat-mixed", labels=LABELS))
     assert due(queue) == [model_service_key("team", "chat"), worker_pool_key("team", "chat-mixed")]

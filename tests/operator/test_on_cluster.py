@@ -283,6 +283,40 @@ def test_a_wait_for_ready_after_an_edit_does_not_return_early(team: Team, operat
     assert len(now) == 1
 
 
+def test_going_back_in_the_middle_of_a_rollout_takes_the_new_workers_down_step_by_step(
+    team: Team, operator: OperatorProcess
+):
+    """C137: what of the old revision still serves is kept, and at no time are there fewer workers than asked for."""
+    four = [pool("mixed", replicas={"min": 4, "max": 4})]
+    team.apply(pools=four)
+    team.await_ready()
+    old = {one["metadata"]["uid"] for one in team.pods()}
+    with ThreadPoolExecutor() as threads:
+        watching = threads.submit(
+            always,
+            lambda: team.get("deployment/chat-mixed")["status"].get("availableReplicas", 0),
+            lambda available: available >= 4,
+            for_s=12,
+            what="four workers are there, as maxUnavailable 0 asks",
+        )
+        team.apply(pools=four, engine={"maxModelLen": 8192})
+        eventually(
+            lambda: team.get("deployment/chat-mixed")["status"].get("updatedReplicas", 4),
+            lambda updated: updated in (2, 3),
+            within_s=20,
+            what="the rollout is half way",
+            every_s=0.05,
+        )
+        team.apply(pools=four)
+        watching.result()
+    team.await_ready()
+    now = team.pods()
+    assert len(now) == 4
+    assert {one["metadata"]["uid"] for one in now} & old, "workers that had not been replaced were kept"
+    revision = team.get("wp/chat-mixed")["status"]["revision"]
+    assert {one["metadata"]["labels"]["forebay.dev/revision"] for one in now} == {revision}
+
+
 def test_many_edits_in_a_row_end_in_the_last_one(team: Team, operator: OperatorProcess):
     """C133."""
     team.apply()

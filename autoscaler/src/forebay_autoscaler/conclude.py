@@ -11,6 +11,7 @@ from forebay_autoscaler.model import Capacity, within_law
 from forebay_autoscaler.observation import PoolCounts, PoolObservation, Writer
 from forebay_autoscaler.policy import PoolPolicy, ServicePolicy
 from forebay_autoscaler.reasons import explain
+from forebay_autoscaler.seed import Seed
 from forebay_autoscaler.state import Action, PoolState
 
 
@@ -25,8 +26,12 @@ class View:
     learnt: Learnt
     capacity: Capacity
     foreign: Writer | None
-    expected: Capacity
-    """As the capacity model expects it, with nothing learnt."""
+    seed: Seed | None
+    """What the capacity model expects of a worker."""
+    lead_s: float
+    """How long a worker takes that is ordered now."""
+    coming: tuple[tuple[float, int], ...]
+    """(in how many seconds, how many) of the workers on their way that may still be counted on."""
 
 
 @dataclass(frozen=True, slots=True)

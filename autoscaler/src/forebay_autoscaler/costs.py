@@ -66,10 +66,14 @@ class Portion:
     """For people; empty where cost decides nothing."""
 
 
+ALL: Final = Portion(to_grow=1.0, to_keep=1.0, backlog=1.0)
+"""Of a pool that is alone in its role."""
+
+
 def portions_of(offers: Sequence[Offer], planned_per_s: float | None, *, headroom: float) -> dict[str, Portion]:
-    """Portions of the pools of one role, by name; as the router splits requests where cost cannot be told."""
+    """Portions of several pools of one role, by name; as the router splits requests where cost cannot be told."""
     costs = [offer.cost for offer in offers]
-    if len(offers) < 2 or any(cost is None for cost in costs) or planned_per_s is None:
+    if any(cost is None for cost in costs) or planned_per_s is None:
         return {offer.name: Portion(offer.share, offer.share, offer.share) for offer in offers}
     planned_per_s = planned_per_s or NEARLY_NONE_PER_S  # no demand is divided as the first request would be
     left = uncovered = planned_per_s

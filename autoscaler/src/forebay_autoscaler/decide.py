@@ -19,7 +19,7 @@ from forebay_api.objective import attainment
 from forebay_autoscaler.budget import Wish, share_budget
 from forebay_autoscaler.conclude import Sized, View, conclude, is_unknown_for_long
 from forebay_autoscaler.constraints import Constraint, Proposal, Situation, constrain
-from forebay_autoscaler.costs import Offer, Portion, portions_of
+from forebay_autoscaler.costs import ALL, Offer, Portion, portions_of
 from forebay_autoscaler.decision import Decision
 from forebay_autoscaler.demand import (
     Demand,
@@ -147,9 +147,19 @@ def _look(sight: Sight, pool: PoolPolicy, observed: PoolObservation, counts: Poo
         seed = expect(pool.worker, pool.role, state.mix, policy.objective, pool.concurrency_max)
     facts = Facts(counts, observed.signals, seed, sight.shares[pool.name], now_s)
     learnt = learn(pool, memory.learnt, facts, sight.evidence)
-    capacity = capacity_of(pool, learnt, seed)
-    expected = capacity_of(pool, Learnt(), seed)
-    return View(pool, observed, counts, replace(memory, learnt=learnt), learnt, capacity, foreign, expected)
+    orders, startup_s = learnt.orders, policy.tuning.startup_s
+    return View(
+        pool,
+        observed,
+        counts,
+        replace(memory, learnt=learnt),
+        learnt,
+        capacity_of(pool, learnt, seed),
+        foreign,
+        seed,
+        lead_s=orders.lead_s(now_s, startup_s),
+        coming=orders.coming(now_s, startup_s),
+    )
 
 
 def _portions(sight: Sight, views: Sequence[View]) -> dict[str, Portion]:
@@ -158,19 +168,21 @@ def _portions(sight: Sight, views: Sequence[View]) -> dict[str, Portion]:
     portions: dict[str, Portion] = {}
     for role in {view.pool.role for view in views}:
         peers = [view for view in views if view.pool.role is role]
-        leads = [view.learnt.orders.lead_s(now_s, tuning.startup_s) for view in peers]
+        if len(peers) == 1:
+            portions[peers[0].pool.name] = ALL
+            continue
         planned = None
-        if rate is not None and len(peers) > 1:  # one alone has all of it
-            planned = planned_rate(sight.state.forecast, rate, tuning, now_s=now_s, lead_s=max(leads))
+        if rate is not None:
+            lead_s = max(view.lead_s for view in peers)
+            planned = planned_rate(sight.state.forecast, rate, tuning, now_s=now_s, lead_s=lead_s)
         offers = [_offer(sight, view) for view in peers]
         portions |= portions_of(offers, planned, headroom=tuning.headroom)
     return portions
 
 
 def _offer(sight: Sight, view: View) -> Offer:
-    pool, counts, orders = view.pool, view.counts, view.learnt.orders
-    coming = sum(count for _, count in orders.coming(sight.now_s, sight.policy.tuning.startup_s))
-    overdue = sum(count for _, count in orders.waiting) > coming
+    pool, counts, coming = view.pool, view.counts, sum(count for _, count in view.coming)
+    overdue = sum(count for _, count in view.learnt.orders.waiting) > coming
     most_now = counts.ready + coming if overdue else counts.wanted
     stuck = counts.unschedulable or counts.rival is not None or overdue
 
@@ -178,11 +190,12 @@ def _offer(sight: Sight, view: View) -> Offer:
         return carried_per_s(pool.role, workers, capacity, sight.policy.objective) or 0.0
 
     many = max(1, pool.replicas_max)  # what one does where it shares with as many as there can be
+    expected = capacity_of(pool, Learnt(), view.seed)
     return Offer(
         name=pool.name,
         share=sight.shares[pool.name],
         price_per_hour=pool.price_per_hour,
-        rate_per_s=(carried(many, view.expected) or carried(many, view.capacity)) / many,
+        rate_per_s=(carried(many, expected) or carried(many, view.capacity)) / many,
         most_per_s=carried(most_now if stuck else pool.replicas_max, view.capacity),
         ready_per_s=carried(counts.ready, view.capacity),
     )
@@ -220,9 +233,7 @@ def _size(sight: Sight, view: View, portion: Portion) -> Sized:
         needs=memory.needs,
         shortfalls=memory.shortfalls,
         now_s=now_s,
-        schedule=schedule_in_force(
-            view.pool.schedules, now_s, lead_s=view.learnt.orders.lead_s(now_s, policy.tuning.startup_s)
-        ),
+        schedule=schedule_in_force(view.pool.schedules, now_s, lead_s=view.lead_s),
     )
     # Fewer than the pool's least number is no option, so it is none that could be rejected.
     wanted = view.counts.wanted if need is None else max(need.with_backlog, view.pool.replicas_min)
@@ -233,13 +244,9 @@ def _size(sight: Sight, view: View, portion: Portion) -> Sized:
 
 def _need(sight: Sight, view: View, demand: Demand) -> tuple[Need, float | None]:
     """The need, and since when running requests beyond it have been left to ordered workers."""
-    policy, counts = sight.policy, view.counts
-    coming = view.learnt.orders.coming(sight.now_s, policy.tuning.startup_s)
+    policy = sight.policy
     to_work_off = backlog_ahead(
-        demand,
-        ready=counts.ready,
-        coming=coming,
-        good_rate_per_s=view.capacity.good_rate_per_s,
+        demand, ready=view.counts.ready, coming=view.coming, good_rate_per_s=view.capacity.good_rate_per_s
     )
     running, crowded_since_s = _running_ahead(sight, view, demand)
     need = need_of(
@@ -260,7 +267,7 @@ def _running_ahead(sight: Sight, view: View, demand: Demand) -> tuple[float, flo
     still runs counts; so it does when it has not for a start-up time and a window, whatever came and went meanwhile.
     """
     tuning, orders, now_s = sight.policy.tuning, view.learnt.orders, sight.now_s
-    coming = sum(count for _, count in orders.coming(now_s, tuning.startup_s))
+    coming = sum(count for _, count in view.coming)
     begun = now_s - orders.fulfilled_s < tuning.rate_window_s
     hold = (view.counts.ready + coming) * view.capacity.limit
     if demand.rate_per_s is None or not (coming or begun) or demand.running <= hold:
@@ -292,18 +299,17 @@ def _demand(sight: Sight, view: View, portion: Portion) -> Demand | None:
     if rate is None and running is None and waiting is None and pending is None:
         return None
     share = portion.to_grow
-    lead_s = view.learnt.orders.lead_s(now_s, tuning.startup_s)
     demand = Demand(
         rate_per_s=None if rate is None else rate * share,
         backlog=(pending or 0.0) * portion.backlog + (waiting or 0.0),
         running=(running or 0.0) * portion.running,
-        lead_s=lead_s,
+        lead_s=view.lead_s,
         dispersion=forecast.dispersion,
         method=forecast.method.value,
     )
     if rate is None:
         return demand
-    planned = planned_rate(forecast, rate, tuning, now_s=now_s, lead_s=lead_s)
+    planned = planned_rate(forecast, rate, tuning, now_s=now_s, lead_s=view.lead_s)
     keep = rate_to_keep(rate, planned, tuning)
     return replace(demand, planned_per_s=planned * share, keep_per_s=keep * portion.to_keep)
 

@@ -96,8 +96,8 @@ class Answers:
     """What the routers say."""
 
     asked: int
-    answers: Sequence[Any]
-    """Of those that answered."""
+    answers: Sequence[Mapping[ServiceKey, Sequence[_Worker]]]
+    """Of those that answered, by model service."""
 
     def of(self, key: ServiceKey) -> Ejections:
         """About one model service. Where routers differ in their words, the choice does not depend on their order."""

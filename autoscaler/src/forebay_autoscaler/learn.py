@@ -301,9 +301,8 @@ def _learn_limit(
         if overloaded:
             return learnt.limit
         bound = limit
-        if (
-            pool.role is Role.PREFILL
-        ):  # a limit above what the laws allow binds nothing, so to fall from it changes nothing
+        if pool.role is Role.PREFILL:
+            # A limit above what the laws allow binds nothing, so to fall from it changes nothing.
             ready = facts.counts.ready
             bound = min(limit, max(load, prefill_load(ready, capacity.work_s, evidence.objective) / ready))
         lowest = 0.0 if facts.seed is None else FALL_MAX * bound

@@ -105,6 +105,8 @@ class Loop:
         """Look, decide, act."""
         if self.memory is not None:
             await self.memory.recall()
+        if not self.leadership.leading:  # what another one tells meanwhile is read from the status again
+            self.actor.forget(set())
         looked_s = self.clock()
         asking = asyncio.create_task(self._ask_routers())
         try:
@@ -164,13 +166,11 @@ class Loop:
         grown = {pool.name: pool for pool in decision.pools if pool.current == 0 < pool.desired}
         if not grown:
             return
-        before = self._woken_of(subject)
-        self._woken[identity] = (now_s, before | grown.keys())
         kept = {name: decision.state.pools[name] for name in grown}
         self._states[identity] = replace(state, pools={**state.pools, **kept})
         self.history.add_one(Record(datetime.now(UTC), True, subject.policy, state, observation, decision))
         done = {name for name, pool in grown.items() if await self.actor.grow(decision, pool, subject.stored)}
-        self._woken[identity] = (now_s, before | done)
+        self._woken[identity] = (now_s, self._woken_of(subject) | done)
         if done:
             self.metrics.wakes.inc()
 

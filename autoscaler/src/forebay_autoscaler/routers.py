@@ -57,11 +57,12 @@ class Routers:
         return Answers(len(contents), answers)
 
     async def _ask_all(self, path: str) -> list[bytes | None]:
-        """The answer of each router; None of one that gives none."""
+        """The answer of each router; None of one that gives none, or is one too many to be asked."""
         selector = f"{NAME_LABEL}={APPLICATION},{COMPONENT_LABEL}={ROUTER_COMPONENT}"
         listed = await self._api.call("GET", self._path, query={"labelSelector": selector, "resourceVersion": "0"})
         urls = [url for pod in listed.get("items") or () if (url := control_url(pod)) is not None]
-        return await asyncio.gather(*(self._read(url + path) for url in urls[:ROUTERS_MAX]))
+        answers = await asyncio.gather(*(self._read(url + path) for url in urls[:ROUTERS_MAX]))
+        return answers + [None] * (len(urls) - len(answers))
 
     async def _read(self, url: str) -> bytes | None:
         try:

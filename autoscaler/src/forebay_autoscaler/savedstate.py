@@ -129,7 +129,7 @@ def resume(saved: Saved, policy: ServicePolicy, now_s: float) -> ServiceState:
 
 def _without_orders(pool: PoolState) -> PoolState:
     orders = Orders(startup_s=pool.learnt.orders.startup_s)
-    return replace(pool, learnt=replace(pool.learnt, orders=orders, queued_since_s=None))
+    return replace(pool, learnt=replace(pool.learnt, orders=orders, queued_since_s=None), crowded_since_s=None)
 
 
 def _without_windows(pool: PoolState) -> PoolState:

@@ -2,8 +2,8 @@
 
 Four conditions (MetricsFresh, ScalingActive, CacheIndexHealthy, WorkersHealthy), attainment and goodput, and for each pool what
 is desired and why. The part is computed whole from the decision and the stored status, and written only when it differs from
-what is stored;
-numbers that move all the time are rounded, and alone are no reason to write more often than `numbers_interval_s`.
+what is stored; numbers that move all the time are rounded, and alone are no reason to write more often than
+`numbers_interval_s`.
 """
 
 from collections.abc import Mapping, Sequence

@@ -65,13 +65,10 @@ helm.sh/chart: {{ printf "%s-%s" (index . 0).Chart.Name (index . 0).Chart.Versio
 operator router {{- if .Values.autoscaler.enabled }} autoscaler {{- end }}
 {{- end -}}
 
-{{/* Whether PodMonitors are made: asked for, and the cluster knows the kind. */}}
-{{- define "forebay.prometheusRules" -}}
-{{- $known := .Capabilities.APIVersions.Has "monitoring.coreos.com/v1/PrometheusRule" -}}
-{{- if and .Values.prometheusRules.enabled (or $known .Values.prometheusRules.assumeKinds) }}yes{{ end -}}
-{{- end -}}
-
-{{- define "forebay.podMonitors" -}}
-{{- $known := .Capabilities.APIVersions.Has "monitoring.coreos.com/v1/PodMonitor" -}}
-{{- if and .Values.podMonitors.enabled (or $known .Values.podMonitors.assumeKinds) }}yes{{ end -}}
+{{/* Whether objects of the Prometheus operator are made, which are asked for and of a kind that the cluster knows:
+(list $ "podMonitors" "PodMonitor"). */}}
+{{- define "forebay.monitoring" -}}
+{{- $known := (index . 0).Capabilities.APIVersions.Has (printf "monitoring.coreos.com/v1/%s" (index . 2)) -}}
+{{- $values := index (index . 0).Values (index . 1) -}}
+{{- if and $values.enabled (or $known $values.assumeKinds) }}yes{{ end -}}
 {{- end -}}

@@ -105,22 +105,9 @@ EXAMPLES = """
 
 
 OWN = (
-    *(
-        "trace",
-        "form",
-        "rate",
-        "tick",
-        "first",
-        "model",
-        "accelerator",
-        "tensor",
-        "workers",
-        "prefill",
-        "decode",
-        "startup",
-    ),
-    *("budget", "block_size", "ttft", "tpot", "target"),
-)
+    "trace", "form", "rate", "tick", "first", "model", "accelerator", "tensor", "workers", "prefill", "decode", "startup",
+    "budget", "block_size", "ttft", "tpot", "target",
+)  # fmt: skip
 """Parameters that a scenario has by itself."""
 
 

@@ -13,12 +13,13 @@ followed when the word that was spoken for its holder is replaced: only a living
 
 import asyncio
 import logging
-import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
+from forebay_api.election import Sighting, sight
+from forebay_operator.election import ClusterLease
 from forebay_operator.errors import ApiError
 
 _log = logging.getLogger(__name__)
@@ -35,18 +36,15 @@ class Absence:
 
     lease: str
     """NAMESPACE/NAME of its Lease."""
-    deployed: bool
-    """Whether there is a Lease at all: the chart makes it where it installs an autoscaler."""
+    version: str = ""
+    """resourceVersion of the Lease; empty where there is none."""
     renewed: str | None = None
     """When the Lease was last renewed, by its own words; None when it never was."""
 
-
-class LeaseReader(Protocol):
-    """Reads the autoscaler's Lease."""
-
-    async def read(self) -> dict[str, Any] | None:
-        """The Lease, None where there is none; ApiError."""
-        ...
+    @property
+    def deployed(self) -> bool:
+        """Whether there is a Lease at all: the chart makes it where it installs an autoscaler."""
+        return bool(self.version)
 
 
 @dataclass(slots=True)
@@ -57,34 +55,33 @@ class Attendance:
     gone_after_s: float
     absence: Absence | None = None
     """None while it is there, or not known to be gone."""
-    _mark: tuple[bool, str, str] | None = None
-    """Whether there is a Lease, its holder, and when it says that it was renewed: as last seen."""
-    _changed_s: float = 0.0
-    _doubted: tuple[bool, str, str] | None = None
-    """The Lease as it was when its holder's absence was found untrue."""
+    _sighting: Sighting | None = None
+    """None before the first look and after one that failed."""
+    _doubted: Absence | None = None
+    """The one that was last found untrue."""
 
     def see(self, lease: dict[str, Any] | None, now_s: float) -> None:
         """Take in the Lease as it is now."""
+        sighting = self._sighting = sight(lease, self._sighting, now_s)
+        if self.absence is not None and self.absence.version != sighting.version:
+            self.absence = None
         spec = (lease or {}).get("spec") or {}
-        mark = (lease is not None, str(spec.get("holderIdentity") or ""), str(spec.get("renewTime") or ""))
-        if mark != self._mark:
-            self._mark, self._changed_s, self.absence = mark, now_s, None
+        renewed = str(spec.get("renewTime") or "")
+        if lease is not None and not (renewed or spec.get("holderIdentity")):  # who never held it may live without it
             return
-        if mark == self._doubted or (mark[0] and not (mark[1] or mark[2])):  # who never held it may live without it
-            return
-        if math.isinf(self._changed_s):  # the first look after one that failed
-            self._changed_s = now_s
+        absence = Absence(self.lease, sighting.version, renewed or None)
         least_s = DURATIONS_MIN * float(spec.get("leaseDurationSeconds") or 0)
-        if now_s - self._changed_s >= max(self.gone_after_s, least_s):
-            self.absence = Absence(self.lease, deployed=mark[0], renewed=mark[2] or None)
+        if now_s - sighting.seen_s >= max(self.gone_after_s, least_s) and absence != self._doubted:
+            self.absence = absence
 
     def doubt(self) -> None:
         """The autoscaler lives, whatever its Lease says: nothing more is concluded from the Lease as it is now."""
-        self._doubted, self.absence = self._mark, None
+        if self.absence is not None:
+            self._doubted, self.absence = self.absence, None
 
     def miss(self) -> None:
         """A look failed: the time until now does not count."""
-        self._changed_s = math.inf
+        self._sighting = None
 
 
 @dataclass(slots=True)
@@ -92,7 +89,7 @@ class Follower:
     """Looks at the Lease for as long as this process leads."""
 
     attendance: Attendance
-    reader: LeaseReader
+    reader: ClusterLease
     on_change: Callable[[], None]
     """The autoscaler went, or came back."""
     clock: Callable[[], float] = time.monotonic
@@ -125,5 +122,7 @@ class Follower:
         self._failing = False
         self.attendance.see(lease, self.clock())
         if self.attendance.absence != before:
+            if self.attendance.absence is None:
+                _log.info("the autoscaler is there: its Lease %s has changed", self.attendance.lease)
             self.on_change()
         return True

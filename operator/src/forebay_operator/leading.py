@@ -74,16 +74,16 @@ class Leader:
             reconciling = asyncio.create_task(loop.run(self.settings.reconcilers), name="reconcilers")
             watching = asyncio.create_task(self._watch(waker, stop_kopf), name="watches")
             stopping = asyncio.create_task(stop.wait(), name="stop")
-            following = asyncio.create_task(_follow(follower), name="autoscaler")
+            following = [asyncio.create_task(follower.run(), name="autoscaler")] if follower else []
             try:
-                running = {reconciling, watching, stopping, following}
+                running = {reconciling, watching, stopping, *following}
                 done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
                     task.result()
             finally:
                 stopping.cancel()
-                await _end(following)
-                await _end(reconciling)
+                for task in (*following, reconciling):
+                    await _end(task)
                 stop_kopf.set()
                 with suppress(TimeoutError):
                     async with asyncio.timeout(KOPF_STOP_S):
@@ -102,8 +102,6 @@ class Leader:
             self.metrics.autoscaler_gone.set(int(absence is not None and absence.deployed))
             if absence is not None and absence.deployed:
                 _log.warning("%s", explain(absence))
-            elif absence is None:
-                _log.info("the autoscaler is back")
             waker.wake_services()
 
         lease = ClusterLease(self.cluster, settings.lease_namespace, settings.autoscaler_lease)
@@ -191,14 +189,6 @@ class Leader:
         else:
             return True
         return False
-
-
-async def _follow(follower: Follower | None) -> None:
-    """Until cancelled, also where there is nobody to follow."""
-    if follower is None:
-        await asyncio.Event().wait()
-    else:
-        await follower.run()
 
 
 async def _end(task: asyncio.Task[None]) -> None:

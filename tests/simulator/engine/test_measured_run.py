@@ -12,12 +12,14 @@ MEASURED = read_measured(Path(__file__).parents[2] / "data/capacity/h100_llama31
 CACHED, PLAIN, LARGER = VARIANTS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", range(5))
 def test_time_per_output_token_is_within_a_tenth_of_the_measured(stage):
     real = MEASURED[CACHED.name][stage]
     assert replay(CACHED, real).tpot_s == pytest.approx(real.tpot_s, rel=0.10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("variant", "low", "high"),
     [(CACHED, 160, 185), (PLAIN, 95, 110), (LARGER, 105, 120)],

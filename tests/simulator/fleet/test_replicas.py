@@ -31,6 +31,7 @@ def scores(trace: Trace, workers: int, routers: int, *, mesh: bool = True, seed:
 
 
 @pytest.mark.timeout(400)  # five runs
+@pytest.mark.slow
 def test_three_replicas_are_as_good_as_one_on_conversations_and_without_the_mesh_are_not():
     """The seed decides ties only, of which several routers have more: their mean over three."""
     part = conversation().first(400)

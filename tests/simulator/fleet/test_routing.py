@@ -50,6 +50,7 @@ def synthetic() -> Trace:
     ],
 )
 @pytest.mark.parametrize("trace", [conversation, synthetic])
+@pytest.mark.slow
 def test_hit_shares_are_the_reference_ones_within_a_point(workers, blocks, conversations, synthetics, trace):
     round_robin, affine = conversations if trace is conversation else synthetics
     requests = trace()

@@ -207,6 +207,7 @@ def test_outages_have_a_beginning_and_an_end():
     assert not Scraping().down(math.inf)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_on_a_rise_the_routers_own_choice_is_as_good_as_least_load():
     """Prefill and decode apart, too few of both: no prompts on decode workers that are full, and no fresh worker left empty.

@@ -7,6 +7,7 @@ replaces it as a whole, with nothing left of ours (decision 0006).
 Where nobody scales, nothing is said: in mode Off, and where no autoscaler is installed, what an autoscaler wrote earlier goes.
 """
 
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, Final
 
@@ -17,21 +18,19 @@ from forebay_operator.attendance import Absence
 from forebay_operator.resources import Manifest, name_of, namespace_of
 
 GONE: Final = "AutoscalerGone"
-_NUMBERS: Final = ("attainment", "goodputPerSecond")
 
 
 def build_absent_part(service: Manifest, absence: Absence, *, now: datetime) -> Manifest | None:
-    """The autoscaler's part, ready to be applied for it; None when the stored status says just that."""
-    status = service.get("status") or {}
-    stored = status.get("conditions") or []
+    """The autoscaler's part, ready to be applied for it; None when the stored status says just that.
+
+    Its conditions tell: an autoscaler writes no number without them.
+    """
+    stored = (service.get("status") or {}).get("conditions") or []
     wanted: list[dict[str, Any]] = []
     if absence.deployed and _mode(service) != AutoscalingMode.OFF.value:
         told = [Condition(name, ConditionStatus.UNKNOWN, GONE, explain(absence)) for name in AUTOSCALER_CONDITIONS]
         wanted = merge_conditions(stored, told, generation=service["metadata"]["generation"], now=now)
-    have = [one for name in AUTOSCALER_CONDITIONS if (one := find_condition(stored, name)) is not None]
-    told_numbers = any(name in status for name in _NUMBERS)
-    told_pools = any("desired" in pool for pool in status.get("pools") or ())
-    if have == wanted and not told_numbers and not told_pools:
+    if wanted == _told(service):
         return None
     metadata = {"name": name_of(service), "namespace": namespace_of(service)}
     return {"metadata": metadata, "status": {"conditions": wanted} if wanted else {}}
@@ -39,9 +38,13 @@ def build_absent_part(service: Manifest, absence: Absence, *, now: datetime) -> 
 
 def is_living_word(service: Manifest) -> bool:
     """Whether the stored part was written by an autoscaler, and not in its stead."""
+    return any(one.get("reason") != GONE for one in _told(service))
+
+
+def _told(service: Manifest) -> list[Mapping[str, Any]]:
+    """The autoscaler's conditions, as they are stored."""
     stored = (service.get("status") or {}).get("conditions") or []
-    found = [one for name in AUTOSCALER_CONDITIONS if (one := find_condition(stored, name)) is not None]
-    return any(one.get("reason") != GONE for one in found)
+    return [one for name in AUTOSCALER_CONDITIONS if (one := find_condition(stored, name)) is not None]
 
 
 def explain(absence: Absence) -> str:
