@@ -129,11 +129,6 @@ class Choice:
     relief_s: float = 0.0
     """What it costs to relieve another worker: computing again what that one holds, and waiting longer than there."""
 
-    @property
-    def answering(self) -> Sequence[Candidate]:
-        """Workers that were looked at to answer the client, the chosen one among them."""
-        return self.looked_at[0] if self.prefill is None else self.looked_at[1]
-
     def name_of(self, uid: str) -> str:
         """A candidate's name, for people."""
         candidate = self.field.get(uid)

@@ -16,6 +16,8 @@ and the most that keep to the objective's time per output token, less room for h
 (`PoolSpeed.most`). One more makes all of them late, those that are nearly done as well. If it waits instead, the next one of n
 answers ends after 1/n of the time that one takes: some hundredths of a second where many run. So short waits cost next to nothing
 and keep everybody in time. Where so much is asked that waits are long, all would be late together; held back, most are not.
+This is for workers that do both. The decode worker of a pair is sent nothing before the prompt is computed, elsewhere and later:
+by then others have ended, and to hold the request would only leave prefill workers idle.
 
 Whom to serve then is the queue's (`fair_queue`): those that can still be in time before those that are late, which get a tenth of
 the places. Late is who is predicted to miss the objective's time to first token, sent now; it is found out when its turn comes.
@@ -46,6 +48,7 @@ from forebay_router.fitting import work_of
 from forebay_router.predicting import Candidate, Demand, Prediction
 from forebay_router.speed import ASSUMED, Origin
 
+_MIXED: Final = Role.MIXED
 QUEUED_MIN: Final = 2
 """Prompts that an engine may always have, one being computed and one to go on with."""
 QUEUED_SHARE: Final = 0.5
@@ -114,9 +117,9 @@ def settle(choice: Choice, snapshot: Snapshot, rng: Random, arrived_s: float, tu
             return Held(Cause.PROMPTS, excess_s)
     if not turn.due and is_full(choice.worker):
         # Another that has room is passed over while it is fresh, or holds less of the prompt: better than to be late there.
-        full = {one.uid for one in choice.answering if is_full(one)}
+        full = {one.uid for one in choice.looked_at[0] if is_full(one)}
         demand = choice.demand._replace(excluded=choice.demand.excluded | full)
-        other = choose(demand, snapshot, rng, choice.now_s) if len(full) < len(choice.answering) else None
+        other = choose(demand, snapshot, rng, choice.now_s) if len(full) < len(choice.looked_at[0]) else None
         if other is None or is_full(other.worker):
             return _PACE
         choice = other
@@ -126,8 +129,8 @@ def settle(choice: Choice, snapshot: Snapshot, rng: Random, arrived_s: float, tu
 
 
 def is_full(worker: Candidate) -> bool:
-    """It runs as many requests as it can in time."""
-    return worker.load.requests >= worker.speed.most
+    """It runs as many requests as it can in time. Of a prefill or decode worker that is not asked (see above)."""
+    return worker.role is _MIXED and worker.load.requests >= worker.speed.most
 
 
 def least_work_s(choice: Choice) -> float:
