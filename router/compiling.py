@@ -12,10 +12,15 @@ tokenized or told to other replicas (`explaining`, `tracing`, `tenancy.quotas`, 
 (`tenancy.keys`); exceptions that are dataclasses (`errors`, `refusal`); generic dataclasses (`pending`, `admission.fair_queue`),
 which mypyc cannot make native.
 
+The `__init__` that `dataclass` makes would be interpreted as well, which costs a request more than anything else that is left of
+Python: half a microsecond and more for each object. So the compiler is given dataclasses with theirs written out (`with_inits`);
+the copy keeps the sources as they are, and since no line moves, tracebacks name the right ones.
+
 `hatch_build.py` puts the same extensions into a wheel.
 """
 
 import argparse
+import ast
 import hashlib
 import os
 import shutil
@@ -23,6 +28,8 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -159,6 +166,8 @@ def compile_into(folder: Path) -> None:
             stdout=sys.stderr,
         )
     shutil.rmtree(fresh / "build", ignore_errors=True)  # of setuptools
+    for name in HOT:
+        shutil.copyfile(SOURCES / PACKAGE / f"{name}.py", fresh / PACKAGE / f"{name}.py")
     launcher = fresh / PROGRAM
     launcher.write_text(LAUNCHER.format(python=sys.executable))
     launcher.chmod(0o755)
@@ -167,11 +176,118 @@ def compile_into(folder: Path) -> None:
     fresh.rename(folder)
 
 
+@dataclass(frozen=True, slots=True)
+class _Field:
+    """A dataclass's field as its `__init__` sees it."""
+
+    name: str
+    annotation: str
+    default: str | None = None
+    made: str | None = None
+    """An expression that makes the value where none is given."""
+    given: bool = True
+    """It is a parameter."""
+    keyword: bool = False
+
+    @property
+    def parameter(self) -> str:
+        """As it stands in the signature."""
+        if self.made is not None:
+            return f"{self.name}: {self.annotation} | None = None"
+        return f"{self.name}: {self.annotation}" + (f" = {self.default}" if self.default is not None else "")
+
+    @property
+    def assignment(self) -> str | None:
+        """As it stands in the body; None where nothing is to be set."""
+        if not self.given:
+            made = self.made or self.default
+            return None if made is None else f"self.{self.name} = {made}"
+        if self.made is not None:
+            return f"self.{self.name} = {self.made} if {self.name} is None else {self.name}"
+        return f"self.{self.name} = {self.name}"
+
+
+def with_inits(source: str) -> str:
+    """A module whose plain dataclasses have their `__init__` written out, each on the blank line behind its class.
+
+    A class with bases, or with anything that is not understood here, keeps the one that the decorator makes.
+    """
+    lines = source.split("\n")
+    for node in ast.parse(source).body:
+        if not isinstance(node, ast.ClassDef) or node.bases or lines[node.end_lineno or 0].strip():
+            continue
+        decorators = [ast.unparse(one) for one in node.decorator_list]
+        methods = {one.name for one in node.body if isinstance(one, ast.FunctionDef)}
+        fields = list(_fields(node))
+        if len(decorators) != 1 or not decorators[0].startswith("dataclass") or "__init__" in methods or None in fields:
+            continue
+        at = node.decorator_list[0].lineno - 1
+        options = decorators[0].removeprefix("dataclass").strip("()")
+        lines[at] = f"@dataclass({', '.join(filter(None, ('init=False', options)))})"
+        lines[node.end_lineno or 0] = _init_line(
+            [one for one in fields if one is not None],
+            post="__post_init__" in methods,
+            frozen="frozen=True" in options,
+        )
+    return "\n".join(lines)
+
+
+def _init_line(fields: list[_Field], *, post: bool, frozen: bool) -> str:
+    plain = [one.parameter for one in fields if one.given and not one.keyword]
+    keywords = [one.parameter for one in fields if one.given and one.keyword]
+    signature = ", ".join(["self", *plain, *(["*", *keywords] if keywords else [])])
+    body = [one.assignment for one in fields if one.assignment is not None] + ["self.__post_init__()"] * post
+    return f"    def __init__({signature}) -> None: {'; '.join(body) or 'pass'}" + "  # type: ignore[misc]" * frozen
+
+
+def _fields(node: ast.ClassDef) -> Iterator[_Field | None]:
+    """The fields in their order; None for one that is not understood."""
+    for one in node.body:
+        if not isinstance(one, ast.AnnAssign) or not isinstance(one.target, ast.Name):
+            continue
+        name, value = one.target.id, one.value
+        annotation = one.annotation.value if isinstance(one.annotation, ast.Constant) else ast.unparse(one.annotation)
+        if not isinstance(annotation, str) or annotation.startswith(("ClassVar", "Final", "InitVar", "KW_ONLY")):
+            yield None
+        elif not isinstance(value, ast.Call) or ast.unparse(value.func) != "field":
+            yield _Field(name, annotation, None if value is None else ast.unparse(value))
+        else:
+            yield _called_field(name, annotation, value)
+
+
+def _called_field(name: str, annotation: str, call: ast.Call) -> _Field | None:
+    """A field with options: `field(...)`."""
+    told = {option.arg: option.value for option in call.keywords}
+    factory = told.pop("default_factory", None)
+    flags = {key: ast.unparse(told.pop(key)) for key in ("init", "kw_only") if key in told}
+    default = ast.unparse(told.pop("default")) if "default" in told else None
+    told.pop("repr", None)
+    told.pop("compare", None)
+    if told or (factory is not None and "None" in annotation):
+        return None
+    made = None
+    if isinstance(factory, ast.Lambda):
+        made = f"({ast.unparse(factory.body)})"
+    elif factory is not None:
+        made = f"{ast.unparse(factory)}()"
+    return _Field(
+        name,
+        annotation,
+        default,
+        made,
+        given=flags.get("init") != "False",
+        keyword=flags.get("kw_only") == "True",
+    )
+
+
 def build(scratch: Path) -> None:
     """Compile the package in the current directory, in place. In a process of its own: setuptools changes it for good."""
     import setuptools  # noqa: PLC0415 - mypyc looks whether it is loaded
     from mypyc.build import mypycify  # noqa: PLC0415 - needed here only
 
+    for name in HOT:
+        path = Path(PACKAGE, f"{name}.py")
+        path.write_text(with_inits(path.read_text()))
     options = scratch / "mypy.ini"
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     options.write_text(OPTIONS.format(version=version, cache=scratch / "cache"))

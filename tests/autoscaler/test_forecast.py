@@ -62,6 +62,31 @@ def test_a_steady_rate_is_a_level():
     assert forecast.dispersion < 2
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_a_rise_after_a_quiet_night_is_followed_at_once(seed):
+    """All night a level lost least, which says nothing of the morning."""
+    night_s, lead = 1800.0, 4.0
+
+    def rate(now_s: float) -> float:
+        return 2.0 if now_s < night_s else min(14.0, 2.0 + (now_s - night_s) / 8)
+
+    assert not followed(rate, night_s, seed=seed).rises
+    minute = followed(rate, night_s + 60.0, seed=seed)
+    assert minute.rises
+    assert minute.method is not Method.LEVEL
+    found = minute.rate_at((night_s + 60.0) / BIN_S + lead, lead)
+    assert found is not None
+    assert found > 1.2 * rate(night_s + 60.0), "where it will be, not where it is"
+
+
+def test_chance_is_seldom_taken_for_a_rise():
+    chance, lines = random.Random(2), []
+    for _ in range(300):
+        values = [max(0.0, chance.gauss(2.0, math.sqrt(2.0 / BIN_S))) for _ in range(40)]
+        lines.append(line_of(values, 40, dispersion=1.0, lead=4.0, bin_s=BIN_S))
+    assert sum(line.rises_surely(4.0) for line in lines) < 0.05 * len(lines)
+
+
 def test_a_rhythm_is_found_used_and_dropped_when_it_ends():
     forecast = followed(wave, 3000)
     assert forecast.method in (Method.SEASON, Method.ECHO), "what came before comes again"

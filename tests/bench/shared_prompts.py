@@ -165,7 +165,7 @@ class Forebay(Policy):
         """As `Placing` does."""
         content = content_of(fields)
         look_up = self.index.look_up("s", content)
-        self.index.arrived("s", look_up)
+        self.index.arrived(look_up)
         demand = Demand(
             prompt_tokens=look_up.prompt_tokens,
             output_tokens=OUTPUT_TOKENS,
@@ -179,7 +179,7 @@ class Forebay(Policy):
         worker = choice.worker
         uncached = max(1, round(choice.prediction.work_tokens))
         dispatch = self.index.sent(worker.uid, look_up)
-        trip = Trip.begin("s", choice, look_up, dispatch, asked_at_s)
+        trip = Trip.begin(choice, look_up, dispatch, asked_at_s)
         number = next(self.numbers)
         worker.load.requests += 1
         worker.load.prompt_tokens += uncached

@@ -10,6 +10,7 @@ import json
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from random import Random
 
@@ -58,9 +59,22 @@ class Case:
         return replay(trace, affinity(common_blocks(trace), Random(1)), workers=self.workers, blocks=blocks)
 
 
+def whole_conversation(stretch: float = 1.0) -> Trace:
+    """All of the chats, the recorder's ticks spread; stretched, with as much more time between them."""
+    recorded = read_mooncake(DATA / "mooncake_fast25_conversation.jsonl.gz")
+    whole = jittered(recorded, tick_s=MOONCAKE_TICK_S, seed=1)
+    moved = [replace(one, at_s=one.at_s * stretch) for one in whole.arrivals]
+    return Trace.of(whole.name, moved, block_tokens=whole.block_tokens, duration_s=whole.duration_s * stretch)
+
+
+def whole_synthetic() -> Trace:
+    """All of the long prompts."""
+    return read_mooncake(DATA / "mooncake_fast25_synthetic.jsonl.gz")
+
+
 def conversation() -> Trace:
-    """A quarter of an hour of chats, its recorder's ticks spread."""
-    return jittered(conversation_file(), tick_s=MOONCAKE_TICK_S, seed=1).first(900)
+    """A quarter of an hour of chats."""
+    return whole_conversation().first(900)
 
 
 def synthetic() -> Trace:
@@ -81,31 +95,10 @@ CASES = {
 }
 
 
-def whole_conversation(stretch: float = 1.0) -> Callable[[], Trace]:
-    """All of the chats; stretched, with as much more time between them."""
-
-    def made() -> Trace:
-        whole = jittered(conversation_file(), tick_s=MOONCAKE_TICK_S, seed=1)
-        moved = [replace(one, at_s=one.at_s * stretch) for one in whole.arrivals]
-        return Trace.of(whole.name, moved, block_tokens=whole.block_tokens, duration_s=whole.duration_s * stretch)
-
-    return made
-
-
-def conversation_file() -> Trace:
-    """As it was recorded."""
-    return read_mooncake(DATA / "mooncake_fast25_conversation.jsonl.gz")
-
-
-def whole_synthetic() -> Trace:
-    """All of the long prompts."""
-    return read_mooncake(DATA / "mooncake_fast25_synthetic.jsonl.gz")
-
-
 WHOLE = {
-    "conversation, 8 workers": Case(whole_conversation(), 8, EngineSpec(block_tokens=512)),
-    "conversation, 16 workers": Case(whole_conversation(), 16, EngineSpec(block_tokens=512)),
-    "the same at a quarter of the rate": Case(whole_conversation(4.0), 16, EngineSpec(block_tokens=512)),
+    "conversation, 8 workers": Case(whole_conversation, 8, EngineSpec(block_tokens=512)),
+    "conversation, 16 workers": Case(whole_conversation, 16, EngineSpec(block_tokens=512)),
+    "the same at a quarter of the rate": Case(partial(whole_conversation, 4.0), 16, EngineSpec(block_tokens=512)),
     "synthetic, 8 workers": Case(whole_synthetic, 8, EngineSpec(block_tokens=512)),
     "agents, 4 workers": Case(agents, 4, EngineSpec(block_tokens=16)),
 }
@@ -118,6 +111,11 @@ def keep(name: str, figures: object) -> None:
     RESULTS.parent.mkdir(parents=True, exist_ok=True)
     results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     RESULTS.write_text(json.dumps(results | {name: figures}, indent=1) + "\n")
+
+
+def scored(fleet: FleetSpec, trace: Trace, policy: str, seed: int = 1) -> Scores:
+    """What a policy comes to."""
+    return scores_of(simulate(Setting(fleet=fleet, trace=trace, routing=policy, seed=seed)))
 
 
 def line(name: str, one: Scores) -> str:
@@ -137,7 +135,7 @@ def test_traces_beside_other_policies(name):
     print("|---|---|---|---|---|---|---|---|")
     scores = {}
     for policy in ROUTING:
-        scores[policy] = scores_of(simulate(Setting(fleet=case.fleet, trace=trace, routing=policy, seed=1)))
+        scores[policy] = scored(case.fleet, trace, policy)
         print(line(policy, scores[policy]), flush=True)
     keep(name, {"bound": bound.hit_share} | {one: line(one, score) for one, score in scores.items()})
     ours, others = scores.pop("forebay"), scores.values()
@@ -153,21 +151,13 @@ def test_whole_traces_beside_always_the_longest_match(name):
     case = WHOLE[name]
     trace = case.trace()
     bound = case.bound(trace)
-    found = {}
-    for policy in ("forebay", "precise-prefix"):
-        found[policy] = [
-            scores_of(simulate(Setting(fleet=case.fleet, trace=trace, routing=policy, seed=seed))) for seed in (1, 2, 3)
-        ]
-    means = {
-        policy: [
-            statistics.fmean(values)
-            for values in zip(
-                *((one.hit_share, one.imbalance, one.ttft_mean_s, one.attainment) for one in runs), strict=True
-            )
-        ]
-        for policy, runs in found.items()
-    }
-    ours, longest = means["forebay"], means["precise-prefix"]
+
+    def means(policy: str) -> list[float]:
+        runs = [scored(case.fleet, trace, policy, seed) for seed in (1, 2, 3)]
+        figures = [(one.hit_share, one.imbalance, one.ttft_mean_s, one.attainment) for one in runs]
+        return [statistics.fmean(values) for values in zip(*figures, strict=True)]
+
+    ours, longest = means("forebay"), means("precise-prefix")
     shares = (f"{one[0] / bound.hit_share:.0%}" for one in (ours, longest))
     row = (
         f"| {name} | {bound.hit_share:.1%} | {ours[0]:.1%} | {' | '.join(shares)} | {ours[1]:.2f} "
@@ -190,7 +180,7 @@ def test_what_more_hits_would_cost(name, monkeypatch):
     rows, scores = {}, {}
     for price in AGAIN:
         monkeypatch.setattr(predicting, "AGAIN", price)
-        one = scores[price] = scores_of(simulate(Setting(fleet=case.fleet, trace=trace, routing="forebay", seed=1)))
+        one = scores[price] = scored(case.fleet, trace, "forebay")
         rows[price] = f"{one.hit_share / bound.hit_share:.1%}, {one.ttft_mean_s:.4f} s, {one.attainment:.1%}"
         print(f"{name}: {price}: {rows[price]}", flush=True)
     keep(f"price of computing again: {name}", rows)
@@ -204,9 +194,7 @@ def test_pairs_are_at_least_as_good_as_always_splitting():
     scenario = SCENARIOS["switch"]
     scores = {}
     for policy in ("least-load", "precise-prefix", "forebay"):
-        scores[policy] = scores_of(
-            simulate(Setting(fleet=scenario.fleet, trace=scenario.trace(1).first(900), routing=policy, seed=1))
-        )
+        scores[policy] = scored(scenario.fleet, scenario.trace(1).first(900), policy)
         print(line(policy, scores[policy]), flush=True)
     keep("pairs", {one: line(one, score) for one, score in scores.items()})
     ours = scores.pop("forebay")

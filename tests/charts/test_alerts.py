@@ -346,6 +346,9 @@ def test_prometheus_takes_the_rules_and_finds_nothing_that_lives_missing(prometh
     assert {name: one["lastError"] for name, one in seen.items() if one.get("lastError")} == {}
     absent = {name for name, one in seen.items() if one["state"] in ("pending", "firing")}
     assert absent == {"ForebayOperatorNoLeader", "ForebayTargetsDown", "ForebayAutoscalerNoDecision"}
+    told = [alert["annotations"]["summary"] for one in seen.values() for alert in one["alerts"]]
+    assert "Prometheus does not get metrics of any pod (forebay)." in told
+    assert not [text for text in told if "error" in text or "{{" in text], "templates are filled in"
     now_s = time.time()
     decided = {labels_of('forebay_autoscaler_last_decision_timestamp_seconds{pod="a"}'): [(now_s, now_s - 20)]}
     write(url, decided)

@@ -3,7 +3,6 @@
 The router's sources are compiled as the image's stage does it, but for two small modules only: all of them take minutes.
 """
 
-import importlib.util
 import re
 import shutil
 import subprocess
@@ -13,17 +12,11 @@ from pathlib import Path
 import pytest
 
 from tests.charts.test_documents import ROOT, stage
+from tests.router.test_compilation import compiling
 
-SCRIPT = ROOT / "router" / "compiling.py"
+MISSING = compiling().missing()
 HOT = ("headers", "fitting")
 IMPORTED = "import forebay_router.headers as a, forebay_router.fitting as b; print(a.__file__, b.__file__, sep='\\n')"
-
-
-def missing() -> str | None:
-    spec = importlib.util.spec_from_file_location("compiling", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.missing()
 
 
 def build_context(folder: Path) -> Path:
@@ -64,7 +57,7 @@ def lay_out(name: str, root: Path, others: dict[str, Path]) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)  # ten seconds of CPU, more of a busy machine's
-@pytest.mark.skipif(missing() is not None, reason=f"needs a C compiler: {missing()}")
+@pytest.mark.skipif(MISSING is not None, reason=f"needs a C compiler: {MISSING}")
 def test_the_image_holds_all_that_the_compiled_router_imports(tmp_path: Path):
     context = build_context(tmp_path / "context")
     made = lay_out("router-compiled", tmp_path / "compiled", {"": context})

@@ -2,6 +2,7 @@
 
 import time
 from collections import Counter
+from math import exp
 from random import Random
 
 import pytest
@@ -11,9 +12,9 @@ from hypothesis import strategies as st
 from forebay_api.modelservice import Role
 from forebay_api.objective import Objective
 from forebay_router.choose import FIELD_MAX, Choice, Reason, Snapshot, choose
-from forebay_router.predicting import LOADED_MAX, Candidate, Demand, Displacement, Load, predict
+from forebay_router.predicting import LOADED_MAX, Candidate, Demand, Displacement, Load, harm_of, predict
 from forebay_router.scoring import RELIEF_SHARE, SLOW_START
-from forebay_router.speed import Origin, PoolSpeed, Seed, Speed
+from forebay_router.speed import TRAFFIC_S, Origin, PoolSpeed, Seed, Speed
 
 OBJECTIVE = Objective(ttft_s=0.5, tpot_s=0.025, target=0.9)
 SPLIT = Demand(prompt_tokens=1000, output_tokens=100, splittable=True, objective=OBJECTIVE)
@@ -21,6 +22,7 @@ WHOLE = Demand(prompt_tokens=1000, output_tokens=100, objective=OBJECTIVE)
 ASSUMED = Seed(0.01, 1 / 10_000, 0.008, 0.0001, Origin.ASSUMED)
 PLANNED = Seed(0.01, 1 / 10_000, 0.008, 0.0001, Origin.PLANNED)
 SLOW = Seed(0.05, 1 / 1_000, 0.02, 0.001, Origin.PLANNED)
+BENT = Seed(0.01, 1 / 10_000, 0.008, 0.0001, Origin.PLANNED, bend=2e-5)
 P, D = Role.PREFILL, Role.DECODE
 
 
@@ -160,6 +162,9 @@ def test_predictions_are_the_formula():
     assert told.tpot_s == pytest.approx(0.008 + 5 * 0.0001)
     others = 4 * (0.06 / 100 + 0.0001)
     assert told.cost == pytest.approx(told.ttft_s / 0.5 + (told.tpot_s + others) / 0.025)
+    bent = chosen(demand(asked, common_tokens=500), candidate("a", seed=BENT)).prediction
+    assert bent.work_tokens == pytest.approx(600 * (1 + BENT.bend * (1000 + 400))), "the tokens from 400 on"
+    assert bent.ttft_s == pytest.approx(0.01 + 500 * (1 + BENT.bend * (1000 + 500)) / 10_000), "from 500, as all have"
 
 
 def test_ties_are_spread():
@@ -244,7 +249,7 @@ _CANDIDATES = st.lists(
         requests=st.integers(0, 40),
         revision=st.sampled_from("12"),
         queued=st.integers(0, 9999),
-        seed=st.sampled_from([ASSUMED, PLANNED, SLOW]),
+        seed=st.sampled_from([ASSUMED, PLANNED, SLOW, BENT]),
         finished=st.sampled_from([0, 1000]),
     ),
     max_size=8,
@@ -258,8 +263,20 @@ def test_laws_of_the_choice(candidates, splittable, seed, data):
     uids = [one.uid for one in candidates]
     some = st.sets(st.sampled_from(uids)) if uids else st.just(set())
     excluded = frozenset(data.draw(some))
-    asked = demand(splittable=splittable, excluded=excluded, cached=dict.fromkeys(data.draw(some), 600))
+    asked = demand(
+        prompt_tokens=data.draw(st.sampled_from([5, 1000, 50_000])),
+        splittable=splittable,
+        excluded=excluded,
+        cached=dict.fromkeys(data.draw(some), 600),
+        common_tokens=data.draw(st.sampled_from([0, 300])),
+        displacement=data.draw(st.sampled_from([None, Displacement(300.0, 1000, dict.fromkeys(data.draw(some), 900))])),
+        adapter=data.draw(st.sampled_from([None, "french"])),
+    )
+    pools: dict[tuple[Seed, Role], PoolSpeed] = {}
     snapshot = Snapshot.of(candidates)
+    for one in candidates:
+        one.speed.pool = pools.setdefault((one.speed.pool.seed, one.role), one.speed.pool)
+        one.speed.sent(0.0, data.draw(st.sampled_from([0, 20_000])))
     choice = choose(asked, snapshot, Random(seed), 0.01)
     if choice is None:
         assert all(one.uid in excluded or one.role is Role.PREFILL for one in candidates)
@@ -283,6 +300,34 @@ def test_laws_of_the_choice(candidates, splittable, seed, data):
     assert choice == choose(asked, snapshot, Random(seed), 0.01), "the same inputs give the same choice"
 
 
+@pytest.mark.parametrize("role", [Role.MIXED, D])
+def test_the_least_cost_is_that_of_the_predictions(role):
+    """The loop that finds the cheapest has its own copy of the formula: alike workers, every term of it at work."""
+    rng, pool = Random(9), PoolSpeed(BENT)
+    pool.first_token.second, pool.output_token.second = 0.002, 1e-5
+    for _ in range(400):
+        workers = [
+            Candidate(f"w{at}", role, load=Load(requests=rng.randrange(4)), speed=Speed(pool, finished=1000))
+            for at in range(8)
+        ]
+        for one in workers:
+            one.speed.sent(0.0, rng.randrange(20_000))
+            if rng.random() < 0.5:
+                one.load.backlog.add(1, rng.randrange(2000), 0.0, visible=True)
+            if rng.random() < 0.5:
+                one.adapters.use("french")
+        victims = {one.uid: rng.randrange(990, 999) for one in workers if rng.random() < 0.8}
+        asked = demand(
+            prompt_tokens=rng.choice([2000, 20_000]),
+            cached={one.uid: rng.randrange(2000) for one in workers if rng.random() < 0.8},
+            common_tokens=rng.choice([0, 300]),
+            displacement=Displacement(2.0, 1000, victims),
+            adapter="french",
+        )
+        choice = choose(asked, Snapshot.of(workers), rng, 0.01)
+        assert choice.prediction.cost == pytest.approx(min(one.cost for one in choice.considered), rel=1e-9)
+
+
 def test_a_slow_start_of_a_pairs_decode_side_lasts_while_others_are_in_time():
     """An answer takes half a minute: whoever waits for the first ones to finish leaves a fresh worker empty beside late ones."""
     prefill, fresh = candidate("p", 0, P, seed=PLANNED), candidate("fresh", SLOW_START, D, seed=PLANNED, finished=0)
@@ -290,6 +335,14 @@ def test_a_slow_start_of_a_pairs_decode_side_lasts_while_others_are_in_time():
     for requests, expected in ((5, "busy"), (400, "fresh")):
         choice = chosen(asked, prefill, candidate("busy", requests, D, seed=PLANNED), fresh)
         assert (choice.prefill, choice.worker.uid) == (prefill, expected)
+
+
+def test_of_equal_decode_workers_of_pairs_the_one_that_computed_fewer_prompts_is_taken():
+    pool, prefill = PoolSpeed(ASSUMED), candidate("p", 0, P)
+    busy, calm = (Candidate(uid, D, revision="r", speed=Speed(pool, finished=1000)) for uid in ("busy", "calm"))
+    busy.speed.sent(0.0, 10_000)
+    choices = [choose(SPLIT, Snapshot.of([prefill, busy, calm]), Random(at), 0.0) for at in range(20)]
+    assert {(one.prefill is prefill, one.worker.uid) for one in choices} == {(True, "calm")}
 
 
 def test_a_decode_worker_computes_prompts_only_as_far_as_its_tokens_leave_time():
@@ -300,6 +353,18 @@ def test_a_decode_worker_computes_prompts_only_as_far_as_its_tokens_leave_time()
         decodes = candidate("d", 8, D, seed=PLANNED)
         decodes.speed.busy.note(0.0, busy_s)
         assert chosen(asked, waiting, decodes).reason is expected
+
+
+def test_prompts_harm_every_sequence_beside_them_also_those_that_are_late_already():
+    """Or whoever is overfull would be the best place for more."""
+    idle, busy = candidate("a", 8, D), candidate("b", 8, D)
+    busy.speed.busy.note(0.0, 0.8 * TRAFFIC_S)
+    for tpot_s in (0.008, 0.05):
+        harmed = [harm_of(one, tpot_s, 0.4, OBJECTIVE.tpot_s, 0.0) for one in (idle, busy)]
+        assert harmed[1] > 3.9
+        assert harmed[1] > harmed[0] >= 0
+    assert harm_of(candidate("c", 0, D), 0.05, 0.4, OBJECTIVE.tpot_s, 0.0) == 0
+    assert harm_of(idle, 0.02, 9.0, OBJECTIVE.tpot_s, 0.0) > 1.1 * harm_of(idle, 0.02, 0.1, OBJECTIVE.tpot_s, 0.0)
 
 
 @given(st.integers(0, 1000), st.integers(0, 1000), st.integers(0, 20))
@@ -338,6 +403,29 @@ def test_a_thousand_workers_take_no_longer_than_forty():
     assert many < 0.0005
 
 
+def test_pairs_of_a_thousand_workers_take_no_longer_than_those_of_forty():
+    def cost_s(workers: int) -> float:
+        pools = [(role, PoolSpeed(PLANNED)) for role in (P, D)]
+        snapshot = Snapshot.of(
+            [
+                Candidate(f"{role}{at}", role, revision="r", load=Load(at % 5), speed=Speed(pool, finished=1000))
+                for role, pool in pools
+                for at in range(workers)
+            ]
+        )
+        rng, best = Random(1), 1.0
+        for _ in range(20):
+            start = time.process_time()
+            for _ in range(20):
+                choose(SPLIT, snapshot, rng, 0.0)
+            best = min(best, (time.process_time() - start) / 20)
+        return best
+
+    few, many = cost_s(40), cost_s(1000)
+    print(f"choose, pairs: 40 workers a side {few * 1e6:.0f} us, 1,000 a side {many * 1e6:.0f} us")
+    assert many < 1.7 * few, "no side is gone through worker by worker"
+
+
 def test_an_adapter_that_is_not_loaded_costs_its_loading():
     """Affinity of adapters is time: a little queue is waited for where it is loaded, a long one is not."""
     loaded, other = candidate("a", 2, queued=500), candidate("b", 1)
@@ -355,6 +443,10 @@ def test_few_adapters_are_thought_to_be_loaded():
     for at in range(LOADED_MAX + 1):
         one.adapters.use(f"adapter-{at}")
     assert list(one.adapters) == [f"adapter-{at}" for at in range(1, LOADED_MAX + 1)]
+    one.adapters.use("adapter-1")
+    one.adapters.use("another")
+    assert "adapter-1" in one.adapters
+    assert "adapter-2" not in one.adapters
 
 
 def test_what_is_pushed_out_of_a_cache_is_part_of_the_cost():
@@ -368,12 +460,19 @@ def test_what_is_pushed_out_of_a_cache_is_part_of_the_cost():
     assert chosen(asked, fresh, stale, busy).worker is stale
 
 
+def test_while_what_is_pushed_out_is_missed_hits_are_worth_a_little_more_waiting():
+    holds, idle = candidate("a", 1, queued=1200), candidate("b", 1)
+    asked = demand(cached={"a": 900})
+    assert chosen(asked, holds, idle).worker is idle
+    assert chosen(asked._replace(displacement=Displacement(300.0, 1000, {})), holds, idle).worker is holds
+
+
 def test_a_busy_worker_is_dear_before_it_has_a_queue():
     """Work put on it delays more of those that come after."""
     busy, calm = candidate("a", 1), candidate("b", 1)
     for at in range(100):
-        busy.speed.sent(at * 0.2, 0.12)
-        calm.speed.sent(at * 0.2, 0.01)
+        busy.speed.sent(at * 0.2, 1200)
+        calm.speed.sent(at * 0.2, 100)
     snapshot = Snapshot.of([busy, calm])
     assert all(choose(WHOLE, snapshot, Random(at), 20.0).worker is calm for at in range(20))
 
@@ -384,10 +483,11 @@ def test_few_long_prompts_strain_a_worker_as_much_as_many_short_ones():
     long, short = (Candidate(uid, Role.MIXED, speed=Speed(pool)) for uid in "ab")
     Snapshot.of([long, short])
     for at in range(100):
-        short.speed.sent(at * 0.2, 0.04)
+        short.speed.sent(at * 0.2, 800)
         if at % 10 == 9:
-            long.speed.sent(at * 0.2, 0.4)
+            long.speed.sent(at * 0.2, 8000)
     assert pool.workers == 2
+    assert short.speed.busy.at(20.0) == pytest.approx(800 / 20_000 / 0.2 * (1 - exp(-20 / TRAFFIC_S)), rel=0.05)
     assert long.speed.strain(20.0) == pytest.approx(short.speed.strain(20.0), rel=0.1)
     comes_to_one = pool.prompts.at(20.0) / 2
     assert short.speed.strain(20.0) == pytest.approx(comes_to_one / (1 - short.speed.busy.at(20.0)))
@@ -413,11 +513,6 @@ RELIEF = {
     "far more than its share": (HOT, (200, 10, 50), "w1"),
     "more by chance, perhaps": (HOT, (5, 0, 0), "w0"),
     "not for what did not come twice in a row": (HOT._replace(start=8), (200, 10, 50), "w0"),
-    "not for what everybody holds": (
-        HOT._replace(cached={"w0": 900, "w1": 0, "w2": 0}, common_tokens=950),
-        (200, 60, 10),
-        None,
-    ),
 }
 
 
@@ -425,9 +520,23 @@ RELIEF = {
 def test_a_hot_prefix_gets_another_home_where_its_worker_has_too_many_requests(case):
     asked, shares, uid = RELIEF[case]
     choice = choose(asked, Snapshot.of(pool_of(*shares)), Random(1), 100.0)
-    assert uid is None or choice.worker.uid == uid
+    assert choice.worker.uid == uid
     assert (choice.reason is Reason.RELIEF) == (uid == "w1")
     assert choice.relief_s == pytest.approx(900 * PLANNED.prefill_token_s if uid == "w1" else 0)
+
+
+def test_nobody_is_relieved_of_what_everybody_holds():
+    workers = pool_of(200, 10)
+    workers[1].load.requests = 3
+    choice = choose(HOT._replace(common_tokens=950), Snapshot.of(workers), Random(1), 100.0)
+    assert workers[0].speed.overrun(100.0)
+    assert (choice.worker.uid, choice.reason) == ("w0", Reason.LEAST_COST)
+
+
+def test_nobody_is_relieved_by_a_worker_that_would_be_late():
+    workers = pool_of(200, 10)
+    workers[1].load.requests = 400
+    assert choose(HOT, Snapshot.of(workers), Random(1), 100.0).worker.uid == "w0"
 
 
 @pytest.mark.parametrize("held", [900, 990])
@@ -452,18 +561,27 @@ def test_relief_by_a_worker_that_holds_as_much_costs_nothing(held):
     assert workers[0].speed.pool.relief_s.at(100.0) == 0
 
 
+def test_a_fresh_worker_relieves_nobody_beyond_its_slow_start():
+    for requests, expected in ((SLOW_START - 1, "w1"), (SLOW_START, "w0")):
+        workers = pool_of(200, 10)
+        workers[1].speed.finished, workers[1].load.requests = 0, requests
+        assert choose(HOT, Snapshot.of(workers), Random(1), 100.0).worker.uid == expected
+
+
 def test_copies_take_a_small_share_of_the_time():
     workers = pool_of(200, 10, 10)
     snapshot, pool = Snapshot.of(workers), workers[0].speed.pool
-    copied = 0
+    copied, spent_s, before_s = 0, 0.0, 220 * 1000 * PLANNED.prefill_token_s
     for at in range(400):
         now_s = 100 + at / 20
         choice = choose(HOT, snapshot, Random(at), now_s)
         choice.worker.speed.sent(now_s, choice.prediction.work_tokens, choice.relief_s)
         choice.worker.speed.last_start = 7
         copied += choice.reason is Reason.RELIEF
+        spent_s += choice.relief_s
         assert pool.relief_s.at(now_s) <= RELIEF_SHARE * pool.work_s.at(now_s) * 1.1
     assert copied
+    assert spent_s < RELIEF_SHARE * (before_s + 400 * 1000 * PLANNED.prefill_token_s)
 
 
 def test_of_two_equal_workers_the_one_that_had_less_to_do_is_taken():

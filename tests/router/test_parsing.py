@@ -31,6 +31,14 @@ def test_body_that_is_nested_too_deeply_is_the_clients_mistake(path, body):
     assert (refused.value.status, refused.value.reason) == (400, None)
 
 
+def test_a_session_is_named_only_of_a_prompt_that_caches_may_hold():
+    """The name is evidence of what they hold; a short prompt or an embedding has nothing to look for."""
+    headers, long = {b"x-session-id": b"one"}, b'{"input":"%b"}' % (b"x" * 4000)
+    assert parse_request(ENDPOINTS[b"/v1/responses"], headers, long).session is not None
+    assert parse_request(ENDPOINTS[b"/v1/embeddings"], headers, long).session is None
+    assert parse_request(ENDPOINTS[b"/v1/responses"], headers, b'{"input":"x"}').session is None
+
+
 def test_body_that_is_too_deep_to_be_changed_is_the_clients_mistake():
     deep = orjson.loads(NESTED)
     for change in (

@@ -6,15 +6,18 @@ from random import Random
 import pytest
 
 from forebay_api.modelservice import Role
+from forebay_api.objective import Outcome
+from forebay_router.accounting import Record
 from forebay_router.endpoints import ENDPOINTS
 from forebay_router.errors import FailureReason, WorkerFailure
 from forebay_router.health.breaker import Condition
 from forebay_router.index.approximate import ApproximateIndex
 from forebay_router.index.prefix_index import PrefixIndex
-from forebay_router.parsing import parse_request
+from forebay_router.parsing import ParsedRequest, parse_request
 from forebay_router.placing import Place, Placing
 from forebay_router.reading import Received
 from forebay_router.table import ServiceKey, ServiceSpec, WorkerSpec, WorkerState, WorkerTable, WorkerUid
+from forebay_router.usage import Usage
 from tests.router.test_table import OBJECTIVE, TIMEOUTS
 
 KEY = ServiceKey("n", "s")
@@ -40,11 +43,11 @@ def put_to_trial(placing: Placing, uid: str) -> None:
     placing.guard.sweep(worker.health.until_s)
 
 
-def place_of(placing: Placing, tried: frozenset[str] = frozenset()) -> Place | None:
+def place_of(placing: Placing, tried: frozenset[str] = frozenset(), parsed: ParsedRequest = PARSED) -> Place | None:
     received = Received(
         b"POST", b"/v1/completions", [], {}, http_10=False, keep_alive=True, received_s=time.monotonic()
     )
-    return placing.place_now(placing.table.services[KEY], PARSED, received, tried)
+    return placing.place_now(placing.table.services[KEY], parsed, received, tried)
 
 
 @pytest.mark.parametrize("reason", [FailureReason.CONNECT, FailureReason.WORKER_ERROR, FailureReason.DEADLINE])
@@ -93,3 +96,18 @@ def test_older_request_does_not_end_a_trial():
     newer.broke(placing.table.workers["d1"], WorkerFailure(FailureReason.CONNECT, "refused"))
     newer.release()
     assert placing.table.workers["d1"].health.condition is Condition.EJECTED
+
+
+def test_what_was_learnt_of_a_service_goes_with_it():
+    """Names of services come and go for as long as the router runs. What still runs ends as ever."""
+    placing = split("d1")
+    body = b'{"model":"m","prompt":"%b"}' % (b"x" * 4000)
+    place = place_of(placing, parsed=parse_request(ENDPOINTS[b"/v1/completions"], {b"x-session-id": b"one"}, body))
+    assert place is not None
+    assert list(placing.index.services) == ["n/s"]
+    placing.table.drop_service(KEY)
+    record = Record(time.monotonic())
+    record.outcome, record.usage = Outcome.FINISHED, Usage(1000, 5, 0)
+    placing.learn(place, record)
+    place.release()
+    assert (placing.index.services, placing.index.bounds) == ({}, {})

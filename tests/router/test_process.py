@@ -120,6 +120,9 @@ async def test_metrics_are_valid_and_every_series_is_there_from_the_start():
                 assert any(labels.items() <= sample.labels.items() for sample in samples), family.name
             for sample in samples:
                 assert set(sample.labels) - {"le"} == set(family.labels)
+        (target,) = families["forebay_router_objective_target"].samples
+        (service,) = router.table.services.values()
+        assert target.value == service.spec.objective.target
         before = len(text.splitlines())
         for _ in range(3):
             await ask(router, chat(stream=True))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from forebay_router.backlog import Backlog
 from forebay_router.fitting import Line, chance_within, work_of
-from forebay_router.speed import ASSUMED, Origin, PoolSpeed, Speed
+from forebay_router.speed import ASSUMED, TRAFFIC_S, Origin, PoolSpeed, Speed
 
 
 def test_a_line_is_learnt_from_noisy_requests():
@@ -216,3 +216,21 @@ def test_a_worker_has_too_many_prompts_only_beyond_chance():
         (other if at % 8 == 0 else one).sent(at / 10, 100)
     assert one.overrun(40.0)
     assert not other.overrun(40.0)
+
+
+def test_a_worker_with_a_third_more_than_its_share_is_not_overrun_however_sure_that_is():
+    pool = PoolSpeed()
+    pool.workers = 2
+    one, other = Speed(pool), Speed(pool)
+    for at in range(2000):
+        (one if at % 20 < 13 else other).sent(at / 50, 100)
+    assert one.prompts.at(40.0) > 1.25 * pool.prompts.at(40.0) / 2
+    assert not one.overrun(40.0)
+
+
+def test_a_prompt_keeps_a_worker_busy_beside_its_tokens_too():
+    pool = PoolSpeed()
+    pool.first_token.second = 0.02
+    worker = Speed(pool)
+    worker.sent(0.0, 2000)
+    assert worker.busy.at(0.0) == pytest.approx((0.02 + 2000 * ASSUMED.prefill_token_s) / TRAFFIC_S)

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 
 from forebay_api.modelservice import AutoscalingMode
+from forebay_api.objective import Objective
 from forebay_autoscaler.constraints import Constraint, Proposal, Situation
 from forebay_autoscaler.decision import PoolDecision
 from forebay_autoscaler.demand import Demand
@@ -42,8 +43,10 @@ class Sized:
     demand: Demand | None
     situation: Situation
     proposal: Proposal
-    aside: str = ""
+    aside: str
     """What else is told with the numbers."""
+    objective: Objective
+    """With the target to plan for."""
 
 
 def conclude(policy: ServicePolicy, one: Sized, proposal: Proposal) -> tuple[PoolDecision, PoolState]:
@@ -59,7 +62,7 @@ def conclude(policy: ServicePolicy, one: Sized, proposal: Proposal) -> tuple[Poo
     cause = proposal.rejected[-1].constraint if action is Action.WAIT else None
     flickers = _flickers(policy, memory, action, cause, now_s)
     news = news and not flickers
-    told = within_law(view.pool.role, one.demand, view.capacity, policy.objective)
+    told = within_law(view.pool.role, one.demand, view.capacity, one.objective)
     if news or not reason or (cause not in (None, memory.cause) and not flickers):
         reason = explain(
             action,

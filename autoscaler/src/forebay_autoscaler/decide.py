@@ -20,6 +20,7 @@ from forebay_autoscaler.budget import Wish, share_budget
 from forebay_autoscaler.conclude import Sized, View, conclude, is_unknown_for_long
 from forebay_autoscaler.constraints import Constraint, Proposal, Situation, constrain
 from forebay_autoscaler.costs import ALL, Offer, Portion, portions_of
+from forebay_autoscaler.credit import Credit
 from forebay_autoscaler.decision import Decision
 from forebay_autoscaler.demand import (
     Demand,
@@ -95,14 +96,22 @@ def _note(policy: ServicePolicy, state: ServiceState, observation: ServiceObserv
     lead_s = max(leads, default=tuning.startup_s)
     forecast = look_ahead(state.forecast, observation.signals, policy, now_s=now_s, lead_s=lead_s)
     queued_s = now_s if queued else state.queued_s
-    state = replace(state, mix=mix or state.mix, queued_s=queued_s, forecast=forecast)
+    credit = state.credit.take(
+        observation.signals.good_lately_per_s.known,
+        observation.signals.bad_lately_per_s.known,
+        target=policy.objective.target,
+        now_s=now_s,
+        longest_s=tuning.rate_window_s,
+    )
+    state = replace(state, mix=mix or state.mix, queued_s=queued_s, forecast=forecast, credit=credit)
     if state.generation == policy.generation:
         return state
     # Another engine, model or objective: what a worker could do under the old spec is no limit under the new one.
     forgotten = {
-        name: replace(pool, learnt=replace(pool.learnt, limit=None, speed=None)) for name, pool in state.pools.items()
+        name: replace(pool, learnt=replace(pool.learnt, limit=None, share=1.0, speed=None))
+        for name, pool in state.pools.items()
     }
-    return replace(state, generation=policy.generation, pools=forgotten)
+    return replace(state, generation=policy.generation, pools=forgotten, credit=Credit())
 
 
 def _sight(
@@ -120,11 +129,13 @@ def _sight(
             continue
         finished = [seen[name][0].signals.finished_per_s.known for name in peers]
         shares |= zip(peers, share_of_role(finished, [seen[name][1].wanted for name in peers]), strict=True)
+    rate = demand_rate(signals, tuning, falling_to(state.forecast, tuning, now_s))
+    objective = state.credit.planned(policy.objective)
     evidence = Evidence(
-        latency_of(signals, policy.objective, tuning),
+        latency_of(signals, objective, tuning),
         queued_lately=now_s - state.queued_s < tuning.rate_window_s,
-        rate_per_s=demand_rate(signals, tuning, falling_to(state.forecast, tuning, now_s)),
-        objective=policy.objective,
+        rate_per_s=rate,
+        objective=objective,
         tuning=tuning,
     )
     held = (signals.held.known or 0.0) >= 1
@@ -187,7 +198,7 @@ def _offer(sight: Sight, view: View) -> Offer:
     stuck = counts.unschedulable or counts.rival is not None or overdue
 
     def carried(workers: int, capacity: Capacity) -> float:
-        return carried_per_s(pool.role, workers, capacity, sight.policy.objective) or 0.0
+        return carried_per_s(pool.role, workers, capacity, sight.evidence.objective) or 0.0
 
     many = max(1, pool.replicas_max)  # what one does where it shares with as many as there can be
     expected = capacity_of(pool, Learnt(), view.seed)
@@ -239,7 +250,7 @@ def _size(sight: Sight, view: View, portion: Portion) -> Sized:
     wanted = view.counts.wanted if need is None else max(need.with_backlog, view.pool.replicas_min)
     asides = (f"{view.pool.spare} kept as warm spares" if view.pool.spare else "", portion.told)
     aside = ", ".join(one for one in asides if one)
-    return Sized(replace(view, memory=memory), demand, situation, Proposal(wanted), aside)
+    return Sized(replace(view, memory=memory), demand, situation, Proposal(wanted), aside, sight.evidence.objective)
 
 
 def _need(sight: Sight, view: View, demand: Demand) -> tuple[Need, float | None]:
@@ -254,7 +265,7 @@ def _need(sight: Sight, view: View, demand: Demand) -> tuple[Need, float | None]
         replace(demand, running=running),
         view.capacity,
         to_work_off=to_work_off,
-        objective=policy.objective,
+        objective=sight.evidence.objective,
         tuning=policy.tuning,
     )
     return need, crowded_since_s

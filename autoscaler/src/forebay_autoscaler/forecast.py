@@ -91,15 +91,17 @@ class Forecast:
     """Requests a second by which it may rise within a lead, as far as it has before."""
     dispersion: float = 1.0
     """Variance over mean of the number of arrivals."""
+    rises: bool = False
+    """Whether a rise has begun that is surely none of chance: what held all night says nothing of it."""
     searched: int = 0
     """Bin at which a rhythm was last looked for."""
 
     @property
     def method(self) -> Method:
         """The one to use."""
-        best = Method.TREND if self.scored[1] < SCORED_MIN else Method.LEVEL
+        best = Method.TREND if self.scored[1] < SCORED_MIN or self.rises else Method.LEVEL
         loss = self.losses[METHODS.index(best)]
-        for method in METHODS:
+        for method in METHODS[METHODS.index(best) if self.rises else 0 :]:
             number = METHODS.index(method)
             if (method is Method.SEASON and self.season is None) or (method is Method.ECHO and self.echo is None):
                 continue
@@ -176,6 +178,7 @@ def take(forecast: Forecast, past: Past, *, lead: float, bin_s: float, turn: int
     forecast = replace(
         forecast,
         line=line,
+        rises=line.rises_surely(lead),
         offset=_offset(forecast, line),
         echo=echo_of(rates, whole, dispersion=dispersion, bin_s=bin_s),
         burst=burst_of(rates, whole),

@@ -4,11 +4,12 @@
 that another mix of requests, or another load, does not look like another speed. Blended with what was known by the number of
 samples, so that two odd requests at night do not replace a day's knowledge. Without a capacity model it is the work itself.
 
-*Limit* starts at what the capacity model expects, at most the engine's own number of sequences; for prefill at the highest
-utilisation there is, since the laws of the need bound it further (model.py), and it begins to fall from what these allow.
-Finished requests correct it, once the pool has been of one size for a whole window:
-- requests missed the objective though workers carried no more than the limit and nothing queued for a window: it was too
-  much; the limit becomes 0.9 of what they carried, by a quarter at once at most where the capacity model knows better;
+*Limit* starts at what the capacity model expects, at most the engine's own number of sequences. For prefill the laws of the need
+say what workers carry (model.py), and what is learnt is the *share* of it that they carry in time, which holds whatever their
+number. Finished requests correct it, once the pool has been of one size for a whole window:
+- more requests than chance explains missed the objective though workers carried no more than the limit and nothing queued for
+  a window: it was too much; the limit becomes 0.9 of what they carried, by a quarter at once at most where the capacity model
+  knows better;
 - requests queued for a whole window in engines that ran fewer than the limit (no KV cache left, prefill in the way, or a
   lower engine limit than we know): the limit becomes what they ran;
 - the objective is met with room to spare: a lowered limit rises by 2 % a window towards where it began, so that yesterday's
@@ -54,6 +55,10 @@ OVERLOAD_DEVIATIONS: Final = 2.0
 """Standard deviations on top of it, of what runs at the moment."""
 STEADY: Final = 0.1
 """Share by which what workers carry may differ from the window's mean to be steady."""
+CHANCE_DEVIATIONS: Final = 2.0
+"""Standard deviations by which a window may miss the target and prove nothing."""
+MISSES_TOGETHER: Final = 3.0
+"""Variance over mean of the requests that miss it: what makes one late makes its neighbours late."""
 SPEED_WEIGHT_MAX: Final = 0.5
 """Most that one look changes of a speed."""
 SPEED_BOUNDS: Final = (0.2, 5.0)
@@ -71,6 +76,7 @@ class Learnt:
     limit: float | None = None
     """Learnt limit; None while the initial one holds."""
     limit_changed_s: float = float("-inf")
+    """Or the share."""
     ready_changed_s: float = float("-inf")
     overloaded_s: float = float("-inf")
     """When workers last had more to do than they should."""
@@ -78,6 +84,8 @@ class Learnt:
     """Workers on their way, and how long they take."""
     queued_since_s: float | None = None
     """Since when requests have waited in the engines at every look; None when the last look saw no queue."""
+    share: float = 1.0
+    """Of what the laws allow prefill workers, what they carry in time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +96,9 @@ class Latency:
     tpot_met: bool | None
     room: bool = False
     """Whether both were met with room to spare."""
+    ttft_by_chance: bool = False
+    """Whether a bound that was missed was so by no more than chance explains."""
+    tpot_by_chance: bool = False
 
     def missed_by(self, role: Role) -> bool:
         """Whether more requests than the target allows missed what workers of this role decide."""
@@ -96,6 +107,14 @@ class Latency:
     def met_by(self, role: Role) -> bool:
         """Whether requests are known to have met what workers of this role decide."""
         return all(met is True for met in self._decided_by(role))
+
+    def missed_surely(self) -> "Latency":
+        """With what chance explains not known."""
+        return replace(
+            self,
+            ttft_met=None if self.ttft_met is False and self.ttft_by_chance else self.ttft_met,
+            tpot_met=None if self.tpot_met is False and self.tpot_by_chance else self.tpot_met,
+        )
 
     def _decided_by(self, role: Role) -> tuple[bool | None, ...]:
         return {
@@ -128,17 +147,26 @@ def latency_of(signals: ServiceSignals, objective: Objective, tuning: Tuning) ->
         ttft_met=met(*ttft, objective.target),
         tpot_met=met(*tpot, objective.target),
         room=met(*ttft, higher) is True and met(*tpot, higher) is not False,
+        ttft_by_chance=met(*ttft, _lowest(ttft[1], objective, tuning)) is not False,
+        tpot_by_chance=met(*tpot, _lowest(tpot[1], objective, tuning)) is not False,
     )
+
+
+def _lowest(per_s: float | None, objective: Objective, tuning: Tuning) -> float:
+    """The share within a bound that workers which meet the target show by chance."""
+    samples = max(1.0, (per_s or 0.0) * tuning.rate_window_s)
+    return objective.target - CHANCE_DEVIATIONS * math.sqrt(MISSES_TOGETHER * (1.0 - objective.target) / samples)
 
 
 def capacity_of(pool: PoolPolicy, learnt: Learnt, seed: Seed | None) -> Capacity:
     """One worker's capacity as known now; what was never measured is as the capacity model expects."""
     work_s = learnt.work_s if seed is None else seed.work_s * (learnt.speed or 1.0)
-    limit = initial_limit(pool, seed) if learnt.limit is None else learnt.limit
-    if pool.role is not Role.PREFILL:
-        limit = min(limit, pool.concurrency_max)
     amplification = 1.0 if seed is None else seed.amplification
     measured = learnt.work_s is not None if seed is None else learnt.speed is not None
+    limit = initial_limit(pool, seed)
+    if pool.role is Role.PREFILL:
+        return Capacity(work_s, limit, measured=measured, amplification=amplification, share=learnt.share)
+    limit = min(limit if learnt.limit is None else learnt.limit, pool.concurrency_max)
     return Capacity(work_s, limit, measured=measured, amplification=amplification)
 
 
@@ -152,7 +180,14 @@ class Evidence:
     rate_per_s: float | None
     """What is asked of the service now."""
     objective: Objective
+    """With the target to plan for."""
     tuning: Tuning
+
+    @property
+    def decisive(self) -> Latency:
+        """What says something of the workers: no miss by chance, and no late first token while requests queue."""
+        latency = self.latency.missed_surely()
+        return replace(latency, ttft_met=None) if self.queued_lately else latency
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,8 +220,15 @@ def learn(pool: PoolPolicy, learnt: Learnt, facts: Facts, evidence: Evidence) ->
         return learnt
     if facts.signals.waiting.known is None:  # whether requests queue is not known, so neither is whose fault latency is
         return learnt
-    limit = _learn_limit(pool, learnt, facts, evidence, overloaded=overloaded)
-    return learnt if limit == learnt.limit else replace(learnt, limit=limit, limit_changed_s=now_s)
+    capacity = capacity_of(pool, learnt, facts.seed)
+    load = load_per_worker(pool.role, capacity.work_s, counts, facts.signals)
+    if load is None or is_idle(pool.role, load):
+        return learnt
+    if pool.role is Role.PREFILL:
+        after = replace(learnt, share=_learn_share(learnt, facts, evidence, load=load, overloaded=overloaded))
+    else:
+        after = replace(learnt, limit=_learn_limit(pool, learnt, facts, evidence, load=load, overloaded=overloaded))
+    return learnt if after == learnt else replace(after, limit_changed_s=now_s)
 
 
 def _learn_sizes(learnt: Learnt, counts: PoolCounts, now_s: float) -> Learnt:
@@ -208,7 +250,7 @@ def _is_overloaded(pool: PoolPolicy, learnt: Learnt, facts: Facts, evidence: Evi
     ready = facts.counts.ready
     asked, most = (evidence.rate_per_s or 0.0) * facts.share * (capacity.work_s or 0.0), ready * capacity.limit
     if pool.role is Role.PREFILL:
-        most = min(most, prefill_load(ready, capacity.work_s, evidence.objective))
+        most = min(most, capacity.share * prefill_load(ready, capacity.work_s, evidence.objective))
     if asked > OVERLOAD * most:
         return True
     load = load_per_worker(pool.role, capacity.work_s, facts.counts, facts.signals)
@@ -283,32 +325,35 @@ def is_idle(role: Role, load: float | None) -> bool:
     return load is not None and load <= (IDLE_UTILISATION if role is Role.PREFILL else IDLE_LOAD)
 
 
+def _learn_share(learnt: Learnt, facts: Facts, evidence: Evidence, *, load: float, overloaded: bool) -> float:
+    """What prefill workers carry in time of what the laws allow so many of them."""
+    if learnt.queued_since_s is not None:
+        return learnt.share
+    latency = evidence.decisive
+    if latency.missed_by(Role.PREFILL):
+        ready = facts.counts.ready
+        allowed = prefill_load(ready, learnt.work_s, evidence.objective) / ready
+        lowest = 0.0 if facts.seed is None else FALL_MAX * learnt.share
+        return learnt.share if overloaded else min(learnt.share, max(lowest, BACK_OFF * load / allowed))
+    if not latency.met_by(Role.PREFILL) or not latency.room:
+        return learnt.share
+    return min(1.0, learnt.share * RECOVERY)
+
+
 def _learn_limit(
-    pool: PoolPolicy, learnt: Learnt, facts: Facts, evidence: Evidence, *, overloaded: bool
+    pool: PoolPolicy, learnt: Learnt, facts: Facts, evidence: Evidence, *, load: float, overloaded: bool
 ) -> float | None:
-    capacity = capacity_of(pool, learnt, facts.seed)
-    load = load_per_worker(pool.role, capacity.work_s, facts.counts, facts.signals)
-    if load is None or is_idle(pool.role, load):
-        return learnt.limit
     start = initial_limit(pool, facts.seed)
     limit = start if learnt.limit is None else learnt.limit
     if learnt.queued_since_s is not None:
-        cramped = pool.role is not Role.PREFILL and load < BACK_OFF * limit
+        cramped = load < BACK_OFF * limit
         lasted = facts.now_s - learnt.queued_since_s >= evidence.tuning.rate_window_s
         return load if cramped and lasted else learnt.limit
-    latency = replace(evidence.latency, ttft_met=None) if evidence.queued_lately else evidence.latency
+    latency = evidence.decisive
     if latency.missed_by(pool.role):
-        if overloaded:
-            return learnt.limit
-        bound = limit
-        if pool.role is Role.PREFILL:
-            # A limit above what the laws allow binds nothing, so to fall from it changes nothing.
-            ready = facts.counts.ready
-            bound = min(limit, max(load, prefill_load(ready, capacity.work_s, evidence.objective) / ready))
-        lowest = 0.0 if facts.seed is None else FALL_MAX * bound
-        return min(limit, max(lowest, BACK_OFF * load))
+        lowest = 0.0 if facts.seed is None else FALL_MAX * limit
+        return learnt.limit if overloaded else min(limit, max(lowest, BACK_OFF * load))
     if not latency.met_by(pool.role) or not latency.room:
         return learnt.limit
-    full = pool.role is not Role.PREFILL and load >= NEARLY_FULL * limit
-    ceiling = min(pool.concurrency_max, RAISED_MAX * start) if full else start
+    ceiling = min(pool.concurrency_max, RAISED_MAX * start) if load >= NEARLY_FULL * limit else start
     return min(ceiling, limit * RECOVERY) if limit < ceiling else learnt.limit

@@ -21,7 +21,8 @@ how many that takes, and the smaller number does:
                  s0 * -ln(1 - target) / d workers are free, however many there are; at most `POOLED` of them are busy
 
 Where prompts are long beside the TTFT, one alone must be idle half of the time, and the second law needs far fewer workers.
-Turned round, the larger of what they allow is what n workers carry; the `limit` of a prefill worker only bounds it further.
+Turned round, the larger of what they allow is what n workers carry. What is learnt against it is a `share` of it: a busy share
+that was too much for one worker at night says nothing of ten by day, whom the laws allow another one.
 
 Queues, not utilisation, tell overload: what waits is counted as demand, to be worked off within a horizon (demand.py).
 """
@@ -58,6 +59,8 @@ class Capacity:
     """Whether work_s was ever measured; else the capacity model expects it."""
     amplification: float = 1.0
     """Variance over mean of the requests in work beyond that of arrivals."""
+    share: float = 1.0
+    """What prefill workers carry in time of what the laws allow, whatever their number."""
 
     @property
     def good_rate_per_s(self) -> float | None:
@@ -80,6 +83,8 @@ class Need:
     """Mean load to plan for, in units of the limit (R)."""
     margin: float
     """Free capacity kept beside it."""
+    target: float | None = None
+    """Share of requests that it is to answer in time (credit.py)."""
 
 
 def work_per_request_s(role: Role, signals: PoolSignals, ready: int) -> float | None:
@@ -125,7 +130,7 @@ def carried_per_s(role: Role, workers: int, capacity: Capacity, objective: Objec
         return None
     load = workers * capacity.limit
     if role is Role.PREFILL:
-        load = min(load, prefill_load(workers, capacity.work_s, objective))
+        load = min(load, capacity.share * prefill_load(workers, capacity.work_s, objective))
     return load / capacity.work_s
 
 
@@ -135,9 +140,9 @@ def within_law(role: Role, demand: Demand | None, capacity: Capacity, objective:
         return capacity
     planned = 0.0 if demand is None else max(demand.rate_per_s or 0.0, demand.planned_per_s)
     offered = planned * (capacity.work_s or 0.0)
-    workers = prefill_workers(offered, capacity.work_s, objective)
-    share = offered / workers if workers > 0 else utilisation_in_time(capacity.work_s, objective)
-    return replace(capacity, limit=min(capacity.limit, share))
+    workers = prefill_workers(offered / capacity.share, capacity.work_s, objective)
+    alone = capacity.share * utilisation_in_time(capacity.work_s, objective)
+    return replace(capacity, limit=min(capacity.limit, offered / workers if workers > 0 else alone))
 
 
 def _tail(objective: Objective) -> float:
@@ -188,6 +193,7 @@ def need_of(
         to_keep=workers(max(offered_at_most + margin_at_most, in_work) + backlog),
         offered=offered,
         margin=margin,
+        target=objective.target,
     )
 
 
@@ -200,7 +206,8 @@ def _margin(
     role: Role, offered: float, demand: Demand, capacity: Capacity, *, objective: Objective, tuning: Tuning
 ) -> float:
     if role is Role.PREFILL:
-        return max(0.0, capacity.limit * prefill_workers(offered, capacity.work_s, objective) - offered)
+        workers = prefill_workers(offered / capacity.share, capacity.work_s, objective)
+        return max(0.0, capacity.limit * workers - offered)
     quantile = max(0.0, NormalDist().inv_cdf(min(objective.target, 0.9999)))
     deviation = math.sqrt(capacity.amplification * demand.dispersion * offered)
     headroom = tuning.headroom * (MEASURED if capacity.measured else 1.0)

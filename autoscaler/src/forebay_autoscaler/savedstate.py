@@ -154,6 +154,8 @@ def _impossible(saved: Saved) -> Iterator[str]:
         learnt, where = pool.learnt, f"pools.{name}.learnt"
         if learnt.limit is not None and not 0 < learnt.limit < math.inf:
             yield f"{where}.limit"
+        if not 0 < learnt.share <= 1:
+            yield f"{where}.share"
         if learnt.speed is not None and not low <= learnt.speed <= high:
             yield f"{where}.speed"
         if learnt.work_s is not None and not 0 <= learnt.work_s < math.inf:
@@ -163,6 +165,9 @@ def _impossible(saved: Saved) -> Iterator[str]:
     mix = saved.state.mix
     if mix is not None and not (0 <= mix.cached <= mix.prompt and mix.prompt > 0 and mix.output > 0):
         yield "mix"
+    credit = saved.state.credit
+    if not all(math.isfinite(number) for number in (credit.saved_s, credit.ended_per_s, credit.over_s)):
+        yield "credit"
     yield from _impossible_forecast(saved.state.forecast)
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from forebay_autoscaler.constraints import Constraint
+from forebay_autoscaler.credit import Credit
 from forebay_autoscaler.forecast import Forecast
 from forebay_autoscaler.learn import Learnt
 from forebay_autoscaler.observation import Writer
@@ -66,3 +67,5 @@ class ServiceState:
     """The mean request when there last were enough of them."""
     forecast: Forecast = field(default_factory=Forecast)
     """Past demand, and what it says of the next minutes."""
+    credit: Credit = field(default_factory=Credit)
+    """What the target leaves to be missed."""

@@ -30,6 +30,8 @@ GROWTH_MAX: Final = math.log(4.0)
 """Most that demand is taken to grow within a lead, as a logarithm."""
 KNOWN_MAX: Final = 1.15
 """Share of the most there was to which a trend is believed when it was there before."""
+SURELY: Final = 0.8
+"""Weight of the shapes that rise from which a rise is none of chance."""
 LATELY_BINS: Final = 10
 """Bins over which a gain is measured, at least: over fewer, chance gains, too."""
 RISE_MAX: Final = math.exp(GROWTH_MAX)
@@ -87,6 +89,11 @@ class Line:
             if total >= share - 1e-9:
                 return max(0.0, min(most, rate))
         return self.plain
+
+    def rises_surely(self, ahead: float) -> bool:
+        """Whether chance can hardly explain the last bins unless more is asked so many bins from now."""
+        risen = (fit.weight for fit in self.fits if fit.kind != "level" and fit.at(ahead) > self.plain)
+        return math.fsum(risen) >= SURELY
 
     @property
     def slope(self) -> float:

@@ -33,6 +33,7 @@ WORDS: Mapping[str, Mapping[str, str]] = {
     "need": {
         "offered": "load, in units of the limit",
         "margin": "margin above it",
+        "target": "to answer so many in time",
         "workers": "workers for that",
         "with_backlog": "with the backlog",
         "to_keep": "at least to be kept",

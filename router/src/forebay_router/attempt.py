@@ -15,6 +15,7 @@ from forebay_router import rewriting
 from forebay_router.accounting import Record
 from forebay_router.admission.patience import patience_of
 from forebay_router.answer import Answer
+from forebay_router.bodies import Body
 from forebay_router.endpoints import Endpoint
 from forebay_router.errors import FailureReason, WorkerFailure
 from forebay_router.headers import forwarded_lines
@@ -113,7 +114,7 @@ class Attempt:
 
     # -- asking -------------------------------------------------------------------------------------------------------
 
-    def _ask_for_answer(self, body: bytes) -> None:
+    def _ask_for_answer(self, body: Body) -> None:
         request = self.request
         streamed = request.parsed.stream
         scanner = None
@@ -138,7 +139,7 @@ class Attempt:
         answer.patience = patience_of(self.request.received, stream=self.request.parsed.stream)
         return answer
 
-    def _send(self, worker: Worker, body: bytes, answer: Answer) -> None:
+    def _send(self, worker: Worker, body: Body, answer: Answer) -> None:
         self.asked = worker
         received, trace, access = self.request.received, self.request.trace, self.upstreams.access
         if not self._head:
@@ -151,7 +152,7 @@ class Attempt:
             self._head if trace is None else self._begin_leg(trace, worker, answer) + self._head,
             len(body),
         )
-        request = (head + body,) if len(body) <= JOINED_MAX_BYTES else (head, body)
+        request: tuple[Body, ...] = (head + body,) if len(body) <= JOINED_MAX_BYTES else (head, body)
         self.upstreams.send(worker.peer, request, answer)
 
     def _begin_leg(self, trace: "RequestTrace", worker: Worker, answer: Answer) -> bytes:

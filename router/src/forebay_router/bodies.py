@@ -12,6 +12,9 @@ from typing import Protocol
 
 from forebay_router.errors import RequestRefused
 
+Body = bytes | memoryview
+"""A request's body, or a part of it: a view where it came in one read with other things."""
+
 
 class Holder(Protocol):
     """A request."""

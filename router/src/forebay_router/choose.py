@@ -37,7 +37,6 @@ Candidates hold live loads and speeds that others change; a snapshot is their gr
 `choose` runs in one go on the loop's thread, so nothing moves under it.
 """
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -64,13 +63,17 @@ class Snapshot:
     by_uid: Mapping[str, Candidate] = field(default_factory=dict)
     pairs: tuple[tuple[tuple[Candidate, ...], tuple[Candidate, ...]], ...] = ()
     """Prefill and decode workers of each revision that has both."""
+    decode_pools: tuple[tuple[Candidate, ...], ...] = ()
+    """Decode workers of each pool: they are alike in what is known of their speed."""
 
     @classmethod
     def of(cls, candidates: Sequence[Candidate]) -> "Snapshot":
         """Group candidates by role, and tell their pools how many they are."""
-        counts = Counter(id(one.speed.pool) for one in candidates)
+        pools: dict[int, list[Candidate]] = {}
         for one in candidates:
-            one.speed.pool.workers = counts[id(one.speed.pool)]
+            pools.setdefault(id(one.speed.pool), []).append(one)
+        for members in pools.values():
+            members[0].speed.pool.workers = len(members)
         prefill = tuple(one for one in candidates if one.role is Role.PREFILL)
         decode = tuple(one for one in candidates if one.role is Role.DECODE)
         revisions = sorted({one.revision for one in prefill} & {one.revision for one in decode})
@@ -86,6 +89,7 @@ class Snapshot:
                 )
                 for revision in revisions
             ),
+            decode_pools=tuple(tuple(some) for some in pools.values() if some[0].role is Role.DECODE),
         )
 
     @property
@@ -162,8 +166,10 @@ def _alone(demand: Demand, snapshot: Snapshot, rng: Random, now_s: float, *, wit
     pool = snapshot.mixed
     if snapshot.decode and not with_pair:
         pool += snapshot.decode
-    elif snapshot.decode:
-        pool += tuple(one for one in snapshot.decode if one.speed.pool.origin is not Origin.ASSUMED)
+    else:
+        for some in snapshot.decode_pools:
+            if some[0].speed.pool.origin is not Origin.ASSUMED:
+                pool += some
     if not pool:
         return None
     field = _field(pool, demand, snapshot, rng)
@@ -199,7 +205,7 @@ def _choose_pair(demand: Demand, snapshot: Snapshot, rng: Random, now_s: float) 
     for prefill, decode in snapshot.pairs:
         firsts, seconds = (_field(side, demand, snapshot, rng) for side in (prefill, decode))
         first = cheapest(firsts, demand, now_s, rng) or cheapest(prefill, demand, now_s, rng)
-        second = calmest(seconds, demand, rng) or calmest(decode, demand, rng)
+        second = calmest(seconds, demand, now_s, rng) or calmest(decode, demand, now_s, rng)
         if first is None or second is None:
             continue
         sides = (predict((first,), demand, now_s)[0], predict_decode((second,), demand)[0])

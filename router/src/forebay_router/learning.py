@@ -29,7 +29,6 @@ _PACE_TOKENS_MIN: Final = 8
 class Trip:
     """One attempt, as it was promised."""
 
-    service: str
     prediction: Prediction
     look_up: LookUp | None
     prefiller: Speed
@@ -50,9 +49,7 @@ class Trip:
     """When prefill elsewhere ended."""
 
     @classmethod
-    def begin(
-        cls, service: str, choice: Choice, look_up: LookUp | None, dispatch: Dispatch | None, now_s: float
-    ) -> "Trip":
+    def begin(cls, choice: Choice, look_up: LookUp | None, dispatch: Dispatch | None, now_s: float) -> "Trip":
         """An attempt that begins now: to be made before its leases are taken."""
         worker, prefill = choice.worker, choice.prefill
         prefiller = worker if prefill is None else prefill
@@ -66,7 +63,6 @@ class Trip:
         backlog = worker.load.backlog
         own_tokens = round(choice.prediction.work_tokens) if prefill is None else 0
         return cls(
-            service,
             choice.prediction,
             look_up,
             prefiller.speed,
@@ -96,9 +92,7 @@ def learn(trip: Trip, record: Record, index: PrefixIndex, *, in_flight: int, com
             trip.prefiller.finished += 1
     usage = record.usage
     if usage is not None and usage.prompt_tokens and trip.dispatch is not None:
-        index.answered(
-            trip.service, trip.dispatch, prompt_tokens=usage.prompt_tokens, cached_tokens=usage.cached_tokens
-        )
+        index.answered(trip.dispatch, prompt_tokens=usage.prompt_tokens, cached_tokens=usage.cached_tokens)
     _learn_first_token(trip, record)
     tpot_s = record.tpot_s
     if finished and tpot_s and usage is not None and usage.output_tokens >= _PACE_TOKENS_MIN:

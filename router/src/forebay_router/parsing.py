@@ -12,6 +12,7 @@ from typing import Any
 import orjson
 
 from forebay_router import errors
+from forebay_router.bodies import Body
 from forebay_router.endpoints import Endpoint
 from forebay_router.index.content import Content, content_of
 from forebay_router.index.sessions import session_of
@@ -35,7 +36,7 @@ class ParsedRequest:
     """None when the client named none."""
     stream: bool
     """An event stream is asked for. Engines take 1 and "true" for true as well."""
-    body: bytes
+    body: Body
     fields: dict[str, Any] | None
     """The JSON body; None for forms."""
     prompt_tokens: int
@@ -47,7 +48,7 @@ class ParsedRequest:
     content: Content | None = None
     """The prompt as the prefix index sees it; None where workers cache none, or where it is too short to matter."""
     session: int | None = None
-    """What the client calls its session, as a hash."""
+    """What the client calls its session, as a hash; None without content, too."""
     tokens_told: bool = False
     """Its tokens have been made, or cannot be; they are in `content`."""
 
@@ -58,10 +59,10 @@ class ParsedRequest:
         self.content = None
 
 
-def parse_request(endpoint: Endpoint, headers: Mapping[bytes, bytes], body: bytes) -> ParsedRequest:
+def parse_request(endpoint: Endpoint, headers: Mapping[bytes, bytes], body: Body) -> ParsedRequest:
     """Read a body; raises RequestRefused (400) when it cannot be understood."""
     if endpoint.form:
-        return _parse_form(endpoint, headers, body)
+        return _parse_form(endpoint, headers, bytes(body))
     try:
         fields = orjson.loads(body)
     except orjson.JSONDecodeError as error:
@@ -71,6 +72,7 @@ def parse_request(endpoint: Endpoint, headers: Mapping[bytes, bytes], body: byte
     model = fields.get("model")
     if model is not None and not isinstance(model, str):
         raise errors.bad_body("The field `model` must be a string.", "model")
+    content = _content(fields) if endpoint.prompted and len(body) >= CONTENT_MIN_BYTES else None
     return ParsedRequest(
         endpoint=endpoint,
         model=model,
@@ -80,8 +82,8 @@ def parse_request(endpoint: Endpoint, headers: Mapping[bytes, bytes], body: byte
         prompt_tokens=len(body) // BYTES_PER_TOKEN,
         output_tokens=_expected_output(fields),
         choices=_choices(fields),
-        content=_content(fields) if endpoint.prompted and len(body) >= CONTENT_MIN_BYTES else None,
-        session=session_of(headers, fields),
+        content=content,
+        session=None if content is None else session_of(headers, fields),
     )
 
 

@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import inf
 from random import Random
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -138,6 +139,7 @@ class Placing:
         self.table.on_complete.append(self._look_again)
         self.table.on_added.append(self._meet)
         self.table.on_gone.append(lambda worker: self.index.drop_worker(worker.spec.uid))
+        self.table.on_dropped.append(lambda key: self.index.drop_service(str(key)))
 
     def _meet(self, worker: Worker) -> None:
         spec = worker.spec
@@ -200,7 +202,7 @@ class Placing:
             return None
         look_up = self._look_up(service, parsed)
         if look_up is not None and not tried:
-            self.index.arrived(str(service.spec.key), look_up)
+            self.index.arrived(look_up)
         if self.table.waiting and not tried and self.pending.waiting(service):
             return None
         demand = self._demand(service, parsed, tried, look_up)
@@ -218,7 +220,7 @@ class Placing:
             if isinstance(settled, Held):
                 return None
             choice = settled
-        return self._take(service, choice, demand, look_up, Leaning(visible=parsed.stream, filler=filler))
+        return self._take(choice, look_up, Leaning(visible=parsed.stream, filler=filler))
 
     async def place(self, service: Service, parsed: ParsedRequest, received: Received, tried: frozenset[str]) -> Place:
         """Leases for one attempt; raises RequestRefused when it cannot wait for them, or waited in vain."""
@@ -239,7 +241,7 @@ class Placing:
             if current is None or choice is None:
                 return room.NO_WORKER
             settled = choice if tried else self._settle(current, choice, received, turn, filler=leaning.filler)
-            return settled if isinstance(settled, Held) else self._take(current, settled, demand, look_up, leaning)
+            return settled if isinstance(settled, Held) else self._take(settled, look_up, leaning)
 
         limits = service.spec.timeouts
         patience_s = limits.first_byte_s if parsed.stream else limits.total_s
@@ -257,7 +259,7 @@ class Placing:
 
     def _check_patience(self, service: Service, claim: Claim, choice: Choice, now_s: float) -> None:
         """Refuse a request whose client gives up before the prompts that are queued ahead of it are computed."""
-        if now_s + room.least_work_s(choice) >= claim.until_s:
+        if claim.until_s < inf and now_s + room.least_work_s(choice) >= claim.until_s:
             raise self.pending.refuse(service, claim, Refusal.DEADLINE)
 
     def _settle(
@@ -321,26 +323,24 @@ class Placing:
             start=0 if look_up is None else look_up.start,
         )
 
-    def _take(
-        self, service: Service, choice: Choice, demand: Demand, look_up: LookUp | None, leaning: Leaning
-    ) -> Place:
+    def _take(self, choice: Choice, look_up: LookUp | None, leaning: Leaning) -> Place:
         """Lease what was chosen."""
-        now_s = time.monotonic()
+        now_s, output_tokens = time.monotonic(), choice.demand.output_tokens
         work = max(1, round(choice.prediction.work_tokens))
         workers = self.table.workers
         worker = workers[choice.worker.uid]
         prefiller = worker if choice.prefill is None else workers[choice.prefill.uid]
         dispatch = None if look_up is None else self.index.sent(prefiller.spec.uid, look_up)
-        trip = Trip.begin(str(service.spec.key), choice, look_up, dispatch, now_s)
+        trip = Trip.begin(choice, look_up, dispatch, now_s)
         take = self.table.take
         if choice.prefill is None:
-            lease = take(worker, prompt_tokens=work, output_tokens=demand.output_tokens, visible=leaning.visible)
+            lease = take(worker, prompt_tokens=work, output_tokens=output_tokens, visible=leaning.visible)
             place = Place(lease, None, choice, trip, self.guard)
         else:
             if look_up is not None:
                 self.index.passed_on(worker.spec.uid, look_up.content)
             prefill = take(prefiller, prompt_tokens=work, output_tokens=1)
-            lease = take(worker, prompt_tokens=0, output_tokens=demand.output_tokens)
+            lease = take(worker, prompt_tokens=0, output_tokens=output_tokens)
             place = Place(lease, prefill, choice, trip, self.guard)
         if leaning.filler:
             place.filler = True

@@ -27,6 +27,7 @@ from pythonjsonlogger.json import JsonFormatter
 
 from forebay_api.objective import Objective
 from forebay_router.access_log import AccessLog
+from forebay_router.allocator import keep_memory
 from forebay_router.client import ClientConnections
 from forebay_router.compilation import compiled
 from forebay_router.control import ControlServer, control_app, control_server
@@ -290,6 +291,7 @@ def _stop_with_parent(process: Process) -> None:
 def run(settings: Settings) -> None:
     """Run a router until it is told to stop."""
     set_up_logging(settings.log_level)
+    keep_memory()
 
     async def main() -> None:
         process = Process(settings)

@@ -5,21 +5,30 @@ llhttp refuses Content-Length with Transfer-Encoding, repeated or malformed leng
 bytes; refused here besides: a missing or repeated Host, transfer codings other than chunked, HTTP versions other than 1.0 and
 1.1, and an oversized head or body. Requests go upstream with a head and a Content-Length written anew.
 
+A body of known length needs no parser, and the parser would copy it: from `LONG_BYTES` on it is taken as it comes, and a new
+parser begins behind it. A request that comes in one read is not copied at all; its body is a view of that read.
+
 `Upgrade` is ignored, as the standard allows: Java clients offer h2c on every first request. httptools skips the body of such a
 request, so its body goes through a second parser that is primed with the same framing.
 """
 
+import re
 import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Final
 
 import httptools
 
 from forebay_router import errors
-from forebay_router.bodies import BodyMemory
+from forebay_router.bodies import Body, BodyMemory
 from forebay_router.headers import Headers, index
 from forebay_router.tenancy.keys import Grant
+
+LONG_BYTES: Final = 32 * 1024
+"""A body of this length or more goes past the parser."""
+_head_end: Final = re.compile(rb"\r\n\r\n").search
 
 
 @dataclass(slots=True)
@@ -33,7 +42,7 @@ class Received:
     """Headers by name."""
     http_10: bool
     keep_alive: bool
-    body: bytes = b""
+    body: Body = b""
     received_s: float = 0.0
     """Monotonic time at which it was complete."""
     refused: errors.RequestRefused | None = None
@@ -72,6 +81,7 @@ class RequestReader:
         "_headers",
         "_in_head",
         "_limits",
+        "_missing_bytes",
         "_parser",
         "_read_bytes",
         "_receiving",
@@ -100,8 +110,10 @@ class RequestReader:
         self._in_head = False
         self._headers: Headers = []
         self._target = b""
-        self._body: list[bytes] = []
+        self._body: list[Body] = []
         self._body_bytes = 0
+        self._missing_bytes = 0
+        """Of a long body, what has not come yet."""
         self._head_bytes = 0
         """Bytes of an incomplete head that earlier reads brought."""
         self._read_bytes = 0
@@ -114,28 +126,51 @@ class RequestReader:
 
     def feed(self, data: bytes) -> None:
         """One read; complete requests are in `ready` afterwards."""
-        rest: bytes | memoryview = data
+        rest: Body = data
         while rest:
-            rest = self._feed_some(rest)
+            rest = self._take_long(rest, len(data)) if self._missing_bytes else self._feed_some(rest)
 
-    def _feed_some(self, data: bytes | memoryview) -> bytes | memoryview:
-        """Up to the next request that offers an upgrade; returns what is behind its head."""
-        self._read_bytes = self._head_bytes + len(data)
+    def _take_long(self, data: Body, read_bytes: int) -> Body:
+        """A part of a long body, from a read of so many bytes; returns what is behind it.
+
+        A small part is copied, lest a view of a few counted bytes should keep all of its read.
+        """
+        whole = memoryview(data)
+        part = whole[: self._missing_bytes]
+        self.on_body(part if 2 * len(part) >= read_bytes else bytes(part))
+        if self.ended:
+            return b""
+        if not self._missing_bytes:
+            self._parser = httptools.HttpRequestParser(self)  # the last one still waits for this body
+            self.on_message_complete()
+        return whole[len(part) :]
+
+    def _feed_some(self, data: Body) -> Body:
+        """Up to the body of a long request, or the next request that offers an upgrade; returns what is behind its head."""
+        head: Body = data
+        rest: Body = b""
+        if len(data) >= LONG_BYTES and self._receiving is None:
+            found = _head_end(data)
+            if found is not None:
+                whole = memoryview(data)
+                head, rest = whole[: found.end()], whole[found.end() :]
+        self._read_bytes = self._head_bytes + len(head)
         try:
-            self._parser.feed_data(data)
+            self._parser.feed_data(head)
         except httptools.HttpParserUpgrade as upgrade:
             if not self.ended:
                 self._go_on_past_upgrade()
                 return memoryview(data)[upgrade.args[0] :]
+            return b""
         except httptools.HttpParserError as error:
             if not (self.ready and not self.ready[-1].keep_alive):
                 self.refuse(errors.bad_http(str(error) or "unreadable"))
-        else:
-            if self._in_head:
-                self._head_bytes = self._read_bytes
-                if self._head_bytes > self._limits.head_bytes:
-                    self.refuse(errors.head_too_large(self._limits.head_bytes))
-        return b""
+            return b""
+        if self._in_head:
+            self._head_bytes = self._read_bytes
+            if self._head_bytes > self._limits.head_bytes:
+                self.refuse(errors.head_too_large(self._limits.head_bytes))
+        return rest
 
     def refuse(self, refused: errors.RequestRefused) -> None:
         """End with an error answer, after the requests that are complete."""
@@ -145,6 +180,7 @@ class RequestReader:
         request = self._receiving or Received(b"", b"", [], {}, http_10=False, keep_alive=False)
         self._limits.bodies.give_back(request)
         self._body = []
+        self._missing_bytes = 0
         self._receiving = None
         self._in_head = False
         request.keep_alive = False
@@ -162,6 +198,7 @@ class RequestReader:
             bodies.give_back(self._receiving)
         self._receiving = None
         self._body = []
+        self._missing_bytes = 0
 
     def _go_on_past_upgrade(self) -> None:
         """The parser has stopped behind the head of a request that offers an upgrade; its body, if it has one, follows."""
@@ -239,6 +276,8 @@ class RequestReader:
             refused = self._limits.check(request)
         if refused is None and not self._limits.bodies.room_for(length):
             refused = self._limits.bodies.full()
+        if refused is None and length >= LONG_BYTES and request.keep_alive and b"upgrade" not in fields:
+            self._missing_bytes = length
         return refused
 
     def _repeats(self, name: bytes) -> bool:
@@ -257,10 +296,12 @@ class RequestReader:
             return errors.body_too_large(limits.body_bytes)
         return None
 
-    def on_body(self, data: bytes) -> None:
+    def on_body(self, data: Body) -> None:
         """Called by the parser with the body, transfer coding removed."""
         if self.ended:
             return
+        if self._missing_bytes:
+            self._missing_bytes -= len(data)
         self._body_bytes += len(data)
         if self._body_bytes > self._limits.body_bytes:
             self.refuse(errors.body_too_large(self._limits.body_bytes))

@@ -19,6 +19,7 @@ from typing import Any, Final
 import orjson
 
 from forebay_router import errors
+from forebay_router.bodies import Body
 from forebay_router.parsing import ParsedRequest
 from forebay_router.serialising import TooDeepError, serialise
 from forebay_router.usage import read_usage
@@ -40,11 +41,14 @@ _REMOVED: Final = frozenset({TRANSFER_KEY, "ec_transfer_params", "bootstrap_host
 _HARMLESS: Final = frozenset({*_REMOVED, _EXTRA_KEY}).isdisjoint
 
 _EMPTY_REST = re.compile(rb"\s*}")
+_OPENING = re.compile(rb"\s*{")
 
 
-def splice(body: bytes, key: str, value: bytes) -> bytes:
+def splice(body: Body, key: str, value: bytes) -> bytes:
     """Add a key that the object does not have; `value` is JSON."""
-    start = body.index(b"{") + 1
+    opening = _OPENING.match(body)
+    assert opening is not None, "a body that was read as an object"
+    start = opening.end()
     comma = b"" if _EMPTY_REST.match(body, start) else b","
     return b"".join((body[:start], b'"', key.encode(), b'":', value, comma, memoryview(body)[start:]))
 
@@ -120,7 +124,7 @@ def read_prefill_answer(body: bytes) -> tuple[dict[str, Any] | None, int | None]
     return (params if isinstance(params, dict) else None), (usage.cached_tokens if usage else None)
 
 
-def decode_body(body: bytes, params: dict[str, Any] | None) -> bytes:
+def decode_body(body: Body, params: dict[str, Any] | None) -> Body:
     """The body of the decode leg; without params, or with some that cannot be written, it computes the prompt itself."""
     try:
         return body if params is None else splice(body, TRANSFER_KEY, serialise(params))

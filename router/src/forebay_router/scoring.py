@@ -125,7 +125,7 @@ def relief(
     pool = speed.pool
     fair = pool.prompts.at(now_s) / pool.workers
     others = [one for one in candidates if one.speed.pool is pool and one.speed.prompts.at(now_s) <= fair]
-    other = cheapest(others, demand, now_s, rng) if others else None
+    other = _cheapest(others, demand, now_s, rng, slow_start=SLOW_START)
     if other is None:
         return chosen, 0.0
     here, there = predict((chosen, other), demand, now_s)
@@ -135,16 +135,15 @@ def relief(
     return (other, cost_s) if affordable and there.comfortable else (chosen, 0.0)
 
 
-def calmest(candidates: Sequence[Candidate], demand: Demand, rng: Random) -> Candidate | None:
+def calmest(candidates: Sequence[Candidate], demand: Demand, now_s: float, rng: Random) -> Candidate | None:
     """The decode worker for which one more sequence costs least, or None where none can take it. Ties as above.
 
     A slow start lasts while others have room within the objective: an answer takes so long to finish that a fresh worker would
     stand half idle beside late ones for minutes.
     """
-    lowest = inf
     best: list[Candidate] = []
-    comfortable = False
     for slow_start in (SLOW_START, inf):
+        best, lowest, late = [], inf, True
         for one in candidates:
             requests, speed = one.load.requests, one.speed
             if requests >= slow_start and requests >= slow_start + 2 * speed.finished:
@@ -158,18 +157,16 @@ def calmest(candidates: Sequence[Candidate], demand: Demand, rng: Random) -> Can
             cost = (tpot_s + requests * growth_s) * terms.per_tpot
             if demand.adapter is not None and demand.adapter not in one.adapters:
                 cost += pool.adapter_s * terms.per_ttft
-            late = tpot_s > terms.bounds[1]
-            if late:
+            misses = tpot_s > terms.bounds[1]
+            if misses:
                 cost += 1 - chance_of(demand.objective, (0.0, tpot_s), pool, pool)
             if cost < lowest:
-                lowest = cost
-                best = [one]
-                comfortable = not late
-            elif cost == lowest and one not in best:
+                best, lowest, late = [one], cost, misses
+            elif cost == lowest:
                 best.append(one)
-        if comfortable:
+        if not late:
             break
-    return best[0] if len(best) == 1 else _fewest(best, rng)
+    return best[0] if len(best) == 1 else _calm(best, rng, now_s)
 
 
 def _calm(equal: Sequence[Candidate], rng: Random, now_s: float) -> Candidate | None:
@@ -184,11 +181,3 @@ def _calm(equal: Sequence[Candidate], rng: Random, now_s: float) -> Candidate | 
     at = int(rng.random() * count)
     one, other = equal[at], equal[(at + 1 + int(rng.random() * (count - 1))) % count]
     return one if one.speed.busy.at(now_s) <= other.speed.busy.at(now_s) else other
-
-
-def _fewest(equal: Sequence[Candidate], rng: Random) -> Candidate | None:
-    if not equal:
-        return None
-    fewest = min([one.load.requests for one in equal])
-    equal = [one for one in equal if one.load.requests == fewest]
-    return equal[int(rng.random() * len(equal))]

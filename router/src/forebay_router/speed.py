@@ -248,7 +248,7 @@ class PoolSpeed:
         """
         line = self.output_token
         each_s = self.each_s
-        if line.seen < _MEASURED or each_s <= 0:
+        if line.seen < MEMORY or each_s <= 0:
             return inf
         most = (tpot_s - line.base) / each_s
         sure = self.seed.origin is Origin.PLANNED or most <= BEYOND_SEEN * self.widest

@@ -192,6 +192,8 @@ class WorkerTable:
     on_lease: list[Callable[[Lease[Worker], LeaseEvent], None]] = field(default_factory=list)
     on_added: list[Callable[[Worker], None]] = field(default_factory=list)
     on_gone: list[Callable[[Worker], None]] = field(default_factory=list)
+    on_dropped: list[Callable[[ServiceKey], None]] = field(default_factory=list)
+    """Told of a service that is no more, after its workers."""
     on_complete: list[Callable[[], None]] = field(default_factory=list)
     waiting: int = 0
     """Requests that wait for room, in all services: while there are any, every change that may make some is told."""
@@ -221,6 +223,8 @@ class WorkerTable:
         for uid in tuple(service.workers):
             self.drop_worker(uid)
         del self.services[key]
+        for hook in self.on_dropped:
+            hook(key)
         self._index_models()
         self._changed(service)
 

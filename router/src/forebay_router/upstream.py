@@ -24,6 +24,7 @@ from typing import cast
 import httptools
 
 from forebay_router.answer import Answer
+from forebay_router.bodies import Body
 from forebay_router.collector import Collector
 from forebay_router.errors import FailureReason, WorkerFailure
 from forebay_router.headers import Headers
@@ -34,7 +35,7 @@ HEAD_MAX_BYTES = 128 * 1024
 """The most that is read of an answer whose head is not complete."""
 IDLE_MAX_PER_PEER = 1024
 """Idle connections kept to one worker."""
-Request = tuple[bytes, ...]
+Request = tuple[Body, ...]
 """A request's bytes, in one piece or a few."""
 
 

@@ -6,7 +6,7 @@ What is run is laid over what the JSON already holds, policy by policy, so one p
 
     python -m tests.bench.autoscaler --situation ramp --policy forebay
 
-`--routing forebay` puts the router's own choice, queue and order of service before all of them, where a situation's is a simple one.
+`--routing forebay` puts the router's own choice, queue and order of service before them, where a situation's is a simple one.
 
 `--quick` is a smoke test: two minutes of each situation, three policies, one seed, in a folder of its own.
 """
@@ -48,7 +48,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="bench-autoscaler", description="Scaling policies side by side.")
     parser.add_argument("--situation", action="append", choices=list(SITUATIONS), help="repeat; all by default")
     parser.add_argument("--policy", action="append", choices=POLICIES, help="repeat; all by default")
-    parser.add_argument("--routing", choices=tuple(ROUTING), help="another router than the situation's, for all policies")
+    parser.add_argument(
+        "--routing", choices=tuple(ROUTING), help="another router than the situation's, for all policies"
+    )
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--processes", type=int, default=min(2, os.cpu_count() or 1))
     parser.add_argument("--quick", action="store_true", help="a smoke test of a minute")
@@ -57,7 +59,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     out = given.out or ROOT / "build" / "bench" / ("quick" if given.quick else "")
     seeds = (1,) if given.quick else tuple(range(1, given.seeds + 1))
     policies = tuple(given.policy or (QUICK_POLICIES if given.quick else POLICIES))
-    tasks = tasks_of_all(tuple(given.situation or SITUATIONS), policies, seeds, quick=given.quick, routing=given.routing)
+    tasks = tasks_of_all(
+        tuple(given.situation or SITUATIONS), policies, seeds, quick=given.quick, routing=given.routing
+    )
     done = run(tasks, given.processes)
     file = out / "autoscaler.json"
     before = json.loads(file.read_text()) if file.exists() else {}

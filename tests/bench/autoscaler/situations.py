@@ -22,7 +22,9 @@ from functools import cache
 from pathlib import Path
 
 from forebay_api.objective import Objective
+from forebay_simulator.fleet.autoscaling import AutoscalerSpec
 from forebay_simulator.fleet.comparing import Policy, Task, tasks_of
+from forebay_simulator.fleet.horizontal import STABILISATION_S
 from forebay_simulator.fleet.policies import SCALING
 from forebay_simulator.fleet.scenarios import CHAT, SCENARIOS, Scenario, split
 from forebay_simulator.fleet.spec import EngineSpec, FleetSpec
@@ -35,6 +37,8 @@ TRACES = Path(__file__).parents[2] / "data" / "traces"
 WEEK_S = 7 * 86_400.0
 WEEK_RUNS_S = 7200.0
 WEEK_SHARE = 1 / 6
+WEEK_WINDOW_S = 60.0
+"""Of every policy that waits before it shrinks. The default of 300 s would be seven hours of the compressed week."""
 SWITCH_S = 450.0
 SWITCH_RATE_PER_S = 45.0
 MOONCAKE_S = 1800.0
@@ -99,8 +103,16 @@ def _mooncake(seed: int) -> Trace:
     return overlaid(spread, 4, seed=seed).first(MOONCAKE_S)
 
 
-def _scenario(name: str, about: str, fleet: FleetSpec, trace: Callable[[int], Trace]) -> Scenario:
-    return Scenario(name=name, about=about, fleet=fleet, trace=trace)
+def _scenario(
+    name: str,
+    about: str,
+    fleet: FleetSpec,
+    trace: Callable[[int], Trace],
+    *,
+    scale_down_window_s: float = STABILISATION_S,
+) -> Scenario:
+    spec = AutoscalerSpec(scale_down_window_s=scale_down_window_s)
+    return Scenario(name=name, about=about, fleet=fleet, trace=trace, autoscaler=spec)
 
 
 SITUATIONS: Mapping[str, Situation] = {
@@ -115,6 +127,7 @@ SITUATIONS: Mapping[str, Situation] = {
                 "the Azure 2024 coding week in two hours at a sixth of its rate, Llama 3.1 70B on 4 GPUs a worker",
                 _week_fleet(),
                 _week,
+                scale_down_window_s=WEEK_WINDOW_S,
             ),
             peak={"prefill": 7, "decode": 1},
         ),

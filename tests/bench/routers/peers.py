@@ -103,10 +103,13 @@ def compiled_router() -> str | None:
     return made.stdout.strip() if made.returncode == 0 else None
 
 
-def _forebay(place: Place, workers: list[str], *, compiled: bool) -> list[str]:
-    listen = ["--listen", f"127.0.0.1:{place.port}", "--control", f"127.0.0.1:{place.metrics_port}"]
-    program = compiled_router() if compiled else None
-    return [*([sys.executable, "-m", "forebay_router"] if program is None else [program]), *listen, *workers]
+def _forebay(name: str, workers: Callable[[Place], list[str]], *, compiled: bool, split: bool = False) -> Router:
+    def command(place: Place) -> list[str]:
+        program = [str(compiled_router())] if compiled else [sys.executable, "-m", "forebay_router"]
+        listen = ["--listen", f"127.0.0.1:{place.port}", "--control", f"127.0.0.1:{place.metrics_port}"]
+        return [*program, *listen, *workers(place)]
+
+    return Router(name, command, split=split, compiled=compiled)
 
 
 def _mixed(place: Place) -> list[str]:
@@ -172,8 +175,8 @@ ROUTERS = (
         ],
         SMG, environment=_OFFLINE,
     ),
-    Router("forebay", lambda place: _forebay(place, _mixed(place), compiled=True), compiled=True),
-    Router("forebay-interpreted", lambda place: _forebay(place, _mixed(place), compiled=False)),
+    _forebay("forebay", _mixed, compiled=True),
+    _forebay("forebay-interpreted", _mixed, compiled=False),
     Router(
         "vllm-pd",
         lambda place: [
@@ -182,6 +185,6 @@ ROUTERS = (
         ],
         VLLM, split=True,
     ),
-    Router("forebay-pd", lambda place: _forebay(place, _pairs(place), compiled=True), split=True, compiled=True),
-    Router("forebay-pd-interpreted", lambda place: _forebay(place, _pairs(place), compiled=False), split=True),
+    _forebay("forebay-pd", _pairs, compiled=True, split=True),
+    _forebay("forebay-pd-interpreted", _pairs, compiled=False, split=True),
 )  # fmt: skip

@@ -251,3 +251,6 @@ def test_cost_is_worker_time():
     assert cost_s(demand, candidate()) == pytest.approx(0.6 + 0.1)
     assert cost_s(demand._replace(cached={}), candidate()) == pytest.approx(0.9 + 0.1)
     assert cost_s(demand, None) > 0, "also before there is any worker"
+    bent = candidate()
+    bent.speed.pool.bend.value = 1e-5
+    assert cost_s(demand, bent) == pytest.approx(0.6 * (1 + 1e-5 * 14_000) + 0.1), "tokens deep in a prompt take longer"

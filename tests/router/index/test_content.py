@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay_router.index.content import ENDS, SIZES, Content, chain, content_of
+from forebay_router.index.content import ENDS, SIZES, Content, chain, chain_of, content_of
 from forebay_router.index.sharing import agreement
 
 LONG = "The quick brown fox jumps over the lazy dog. " * 40
@@ -43,6 +43,21 @@ def test_hashes_agree_exactly_as_far_as_the_blocks_do(start, one, other):
     assert agreement(made, others) == expected
     assert made[:expected] == others[:expected]
     assert not set(made[expected:]) & set(others[expected:])
+
+
+@given(st.lists(st.text(max_size=40) | st.builds(str.__mul__, st.sampled_from("aé"), st.integers(0, 9000)), max_size=6))
+def test_content_is_hashed_alike_however_it_is_cut_into_texts(texts):
+    """Law: neither where texts end nor whether one is long or ASCII only makes a difference."""
+    parts = [{"type": "text", "text": text} for text in texts]
+    cut = content_of({"model": "m", "messages": [{"role": "user", "content": parts}]})
+    whole = content_of({"model": "m", "messages": [{"role": "user", "content": "".join(texts)}]})
+    assert cut == whole
+    assert cut is not None
+    written = b"\0user\0" + "".join(texts).encode()
+    assert cut.size_bytes == len(written)
+    pieces = [written[start : start + 1000] for start in range(0, len(written), 1000)]
+    assert chain_of(pieces, 1) == (chain(written, 1), len(written))
+    assert len(cut.hashes) == sum(end <= len(written) for end in ENDS)
 
 
 def test_a_further_turn_keeps_the_whole_of_the_one_before():

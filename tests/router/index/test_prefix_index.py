@@ -76,7 +76,7 @@ def test_tokens_per_byte_are_learnt_from_answers():
     assert index.look_up("s", prompt).prompt_tokens == 1024
     for _ in range(50):
         sent = index.sent("a", index.look_up("s", prompt))
-        index.answered("s", sent, prompt_tokens=2048, cached_tokens=None)
+        index.answered(sent, prompt_tokens=2048, cached_tokens=None)
     looked = index.look_up("s", prompt)
     assert looked.prompt_tokens == 2048
     assert looked.cached == {"a": 2048}
@@ -105,7 +105,7 @@ def test_a_right_prediction_is_audited_as_right():
     prompt = content("x" * 4000)
     for at in range(10):
         sent = index.sent("a", index.look_up("s", prompt))
-        index.answered("s", sent, prompt_tokens=1024, cached_tokens=1008 if at else 0)
+        index.answered(sent, prompt_tokens=1024, cached_tokens=1008 if at else 0)
     errors = index.audits["a"].errors[Source.APPROXIMATE]
     assert errors.total < 0.02
     assert index.services["s"].predicted_tokens == 9 * 1024
@@ -134,7 +134,7 @@ def test_a_source_that_drifts_is_dropped_and_comes_back():
 
     def ask(cached: int) -> Source:
         sent = index.sent("a", index.look_up("s", content_of(fields)))
-        index.answered("s", sent, prompt_tokens=200, cached_tokens=cached)
+        index.answered(sent, prompt_tokens=200, cached_tokens=cached)
         return sent.used
 
     assert ask(0) is Source.PRECISE

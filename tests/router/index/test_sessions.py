@@ -40,9 +40,12 @@ def test_only_the_last_sessions_are_kept():
     sessions = Sessions()
     for session in range(SESSIONS_MAX + 10):
         sessions.went(session, "a", 1000)
+    sessions.went(10, "a", 1000)
+    sessions.went(SESSIONS_MAX + 10, "a", 1000)
     assert len(sessions) == SESSIONS_MAX
-    assert sessions.worker_of(9) is None
-    assert sessions.worker_of(10) == "a"
+    assert sessions.last(11) is None, "10 was used since"
+    assert sessions.last(9) is None
+    assert sessions.last(10) == ("a", 1000)
 
 
 def prompt(name: str) -> Content:
@@ -61,7 +64,7 @@ def turn(index: PrefixIndex, name: str, session: int | None, cached_tokens: int)
     """A prompt that goes to `a`; returns what was known of it."""
     looked = index.look_up("s", prompt(name), session=session)
     sent = index.sent("a", looked)
-    index.answered("s", sent, prompt_tokens=1000, cached_tokens=cached_tokens)
+    index.answered(sent, prompt_tokens=1000, cached_tokens=cached_tokens)
     return looked
 
 
@@ -92,7 +95,7 @@ def chat(index: PrefixIndex, number: int, session: int, turns: int = 6) -> int |
         if at == 0:
             told = looked.cached.get("a", 0)
         sent = index.sent("a", looked)
-        index.answered("s", sent, prompt_tokens=len(text) // 4, cached_tokens=held)
+        index.answered(sent, prompt_tokens=len(text) // 4, cached_tokens=held)
         text += b"an answer ".ljust(200, b".")
         held = len(text) // 4 // 16 * 16
     return told
@@ -112,7 +115,7 @@ def test_short_prompts_that_the_content_does_not_show_teach_nothing():
     share = index.services.setdefault("s", Known()).sessions.share
     for at in range(40):
         looked = index.look_up("s", Content((), 100), session=1)
-        index.answered("s", index.sent("a", looked), prompt_tokens=25, cached_tokens=16 if at else 0)
+        index.answered(index.sent("a", looked), prompt_tokens=25, cached_tokens=16 if at else 0)
     assert index.services["s"].sessions.share == share
 
 
@@ -142,6 +145,51 @@ def test_a_name_takes_nothing_from_what_the_content_shows():
     assert seen <= index.look_up("s", prompt("same"), session=1).cached["a"] <= seen + 8, (
         "no more than the last, partial block"
     )
+
+
+def guessed(index: PrefixIndex, text: bytes, session: int = 1):
+    return index.look_up("s", Content(chain(text, 0), len(text)), session=session).guess
+
+
+def test_of_a_history_that_is_known_in_part_a_name_says_nothing():
+    """What an engine holds beyond what the content shows would not be the name's doing."""
+    index = index_of("a")
+    text = b"first half ".ljust(4000, b".")
+    index.sent("a", index.look_up("s", Content(chain(text * 2, 0), 8000), session=1))
+    assert guessed(index, text + b"second half, rewritten ".ljust(4000, b".")) is None
+    assert guessed(index, b"all rewritten ".ljust(8000, b".")) is not None
+
+
+def test_no_more_is_expected_than_the_prompt_has():
+    index = index_of("a")
+    turn(index, "first", 1, 0)
+    guess = guessed(index, b"a short one ".ljust(1000, b"."))
+    assert (guess.seen, guess.whole) == (0, 250)
+
+
+def test_what_all_prompts_begin_with_is_not_the_names_doing():
+    index, start = index_of("a"), b"You are helpful. ".ljust(2048, b".")
+    for at in range(20):
+        text = start + f"chat {at} ".encode().ljust(2000, b".")
+        looked = index.look_up("s", Content(chain(text, 0), len(text)))
+        index.arrived(looked)
+        index.sent("a", looked)
+    text = start + b"of the session ".ljust(2000, b".")
+    index.sent("a", index.look_up("s", Content(chain(text, 0), len(text)), session=1))
+    index.drop_worker("a")
+    index.add_worker("a")
+    guess = guessed(index, start + b"its next one ".ljust(2000, b"."))
+    assert guess.seen == 512, "it will be there, though nothing is known to be"
+
+
+def test_another_workers_answer_says_nothing_of_what_the_sessions_worker_held():
+    index = index_of("a", "b")
+    turn(index, "first", 1, 0)
+    looked = index.look_up("s", prompt("second"), session=1)
+    share = index.services["s"].sessions.share
+    assert looked.guess is not None
+    index.answered(index.sent("b", looked), prompt_tokens=1000, cached_tokens=0)
+    assert index.services["s"].sessions.share == share
 
 
 def test_a_worker_that_is_gone_holds_nothing_of_a_session():

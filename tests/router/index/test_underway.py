@@ -53,7 +53,7 @@ def test_what_is_under_way_to_a_worker_counts_as_held_there():
 def test_an_answer_ends_it_and_so_does_time():
     index = following("a")
     sent = index.sent("a", look_up(index, 1))
-    index.answered("s", sent, prompt_tokens=401, cached_tokens=0)
+    index.answered(sent, prompt_tokens=401, cached_tokens=0)
     assert look_up(index, 2).precise == {"a": 0}
     index.sent("a", look_up(index, 2))
     assert look_up(index, 3).precise == {"a": 384}
@@ -66,7 +66,7 @@ def test_a_burst_keeps_the_precise_source_trusted():
     index = following("a")
     sent = [index.sent("a", look_up(index, at)) for at in range(40)]
     for at, one in enumerate(sent):
-        index.answered("s", one, prompt_tokens=401, cached_tokens=384 if at else 0)
+        index.answered(one, prompt_tokens=401, cached_tokens=384 if at else 0)
     assert not index.audits["a"].distrusted
 
 

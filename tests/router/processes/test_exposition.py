@@ -1,5 +1,6 @@
 """Metrics of several processes as one."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -35,6 +36,12 @@ def test_counts_and_loads_are_added_and_what_all_see_is_not():
     assert made["ttft_seconds_sum"] == 1.5
     assert made["in_flight"] == 6
     assert made[f'{metrics.WORKERS.name}{{state="ready"}}'] == 3
+
+
+@pytest.mark.parametrize("family", [metrics.WORKERS_EJECTED, metrics.OBJECTIVE_TARGET], ids=lambda one: one.name)
+def test_what_each_process_says_of_the_same_thing_is_said_once(family):
+    one = HEAD.format(family.name, "gauge") + f"{family.name} 0.9\n"
+    assert samples(Exposition().combine({0: (10, one), 1: (11, one)})) == {family.name: 0.9}
 
 
 def test_a_process_that_begins_anew_leaves_its_counts_in_the_sum():

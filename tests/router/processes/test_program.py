@@ -12,8 +12,12 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from forebay_router.processes.children import Told
-from forebay_router.processes.parent import combine_ejected
+from forebay_router.metrics import BACKGROUND_FAILURES
+from forebay_router.processes.children import Child, Children, Told
+from forebay_router.processes.exposition import Exposition
+from forebay_router.processes.parent import combine_ejected, parent_app
+from forebay_router.processes.part import Part
+from forebay_router.supervision import Background, Supervisor
 from tests.router.harness import chat
 from tests.router.mesh.test_sockets import free_ports
 from tests.router.scripted import ScriptedWorker, chat_chunk, workers
@@ -22,11 +26,15 @@ BOUND_S = 90.0
 pytestmark = pytest.mark.timeout(300)  # each starts three programs
 
 
-async def slowly(_asked, wire):
+async def slowly(asked, wire):
+    await quickly(asked, wire, chunks=20, pause_s=0.1)
+
+
+async def quickly(_asked, wire, chunks: int = 2, pause_s: float = 0.0):
     await wire.events_head()
-    for _ in range(20):
+    for _ in range(chunks):
         await wire.event(chat_chunk("x"))
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(pause_s)
     await wire.event("[DONE]")
     await wire.end_chunks()
 
@@ -103,7 +111,7 @@ async def program(worker: ScriptedWorker, log: Path):
 
 async def test_two_processes_serve_one_port_know_of_each_other_and_outlive_one_another(tmp_path):
     requests = 0
-    async with workers(slowly) as [worker], program(worker, tmp_path / "log") as router:
+    async with workers(quickly) as [worker], program(worker, tmp_path / "log") as router:
 
         async def both_served() -> bool:
             nonlocal requests
@@ -145,6 +153,31 @@ def test_a_worker_that_one_process_leaves_alone_is_left_alone():
 
     found = combine_ejected([told("sound", "ejected"), told("ejected", "sound", "sound")])
     assert {one["worker"]: one["condition"] for one in found} == {"w-0": "ejected", "w-1": "ejected", "w-2": "sound"}
+
+
+async def test_loops_of_the_parent_that_fail_are_counted_with_those_of_the_processes(monkeypatch):
+    """It follows the files as each process does."""
+    kept = Supervisor()
+    kept.failures[Background.FILES] += 2
+    sample = f'{BACKGROUND_FAILURES.name}{{loop="{Background.FILES.value}"}}'
+
+    async def ask(_children, _path):
+        text = f"# TYPE {BACKGROUND_FAILURES.name} counter\n{sample} 1\n"
+        return {0: Told(200, text.encode(), pid=1)}
+
+    monkeypatch.setattr(Children, "ask", ask)
+    app = httpx.ASGITransport(parent_app(Children(()), Exposition(), kept))
+    async with httpx.AsyncClient(transport=app, base_url="http://parent") as client:
+        assert f"{sample} 3" in (await client.get("/metrics")).text.splitlines()
+
+
+async def test_what_a_process_that_does_not_answer_leaves_alone_is_not_known(tmp_path):
+    """Told as nothing, it would make every worker healthy."""
+    silent = Children((Child(Part(0, str(tmp_path)), ("not begun",)),))
+    app = httpx.ASGITransport(parent_app(silent, Exposition(), Supervisor()))
+    async with httpx.AsyncClient(transport=app, base_url="http://parent") as client:
+        answer = await client.get("/ejected")
+    assert (answer.status_code, answer.text) == (503, "process 0: does not answer\n")
 
 
 async def test_sigterm_lets_the_children_drain(tmp_path):

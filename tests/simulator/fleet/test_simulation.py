@@ -266,7 +266,7 @@ def test_a_steady_load_is_served_at_its_rate():
 
 
 def test_what_a_worker_cannot_run_in_time_waits_and_the_rest_is_in_time():
-    """Half as much again as one worker does: sent at once, nearly all are too slow; held back, some are late and most are good."""
+    """Half as much again as one worker does. Sent at once, nearly all are too slow; held back, some are late, most good."""
     trace = generate("flood", constant(20), chat, duration_s=60, seed=3)
     fleet = mixed(1, engine=replace(ENGINE, block_tokens=128, prefix_caching=False))
     at_once, held = (scores_of(run(fleet, trace, routing=one)) for one in ("least-load", "forebay"))

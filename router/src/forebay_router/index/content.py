@@ -18,8 +18,7 @@ share less than they do, never more.
 """
 
 from array import array
-from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Final
@@ -30,6 +29,8 @@ from xxhash import xxh3_64_intdigest
 from forebay_router.serialising import serialise
 
 BLOCK_MIN_BYTES: Final = 128
+_LONG_CHARS: Final = 8 * 1024
+"""A text of this length or more is not copied to be joined with what stands around it."""
 _BLOCKS_PER_OCTAVE: Final = 64
 _CONTENT_MAX_BYTES: Final = 256 * 1024 * 1024
 
@@ -71,13 +72,48 @@ class Content:
 
 def chain(content: bytes, root: int) -> tuple[int, ...]:
     """Hashes of the full blocks of some content."""
-    made = []
-    start, last = 0, root
-    for end in ENDS[: bisect_right(ENDS, len(content))]:
-        last = xxh3_64_intdigest(content[start:end], last)
-        made.append(last)
-        start = end
-    return tuple(made)
+    return chain_of((content,), root)[0]
+
+
+def chain_of(pieces: Iterable[bytes], root: int) -> tuple[tuple[int, ...], int]:
+    """Hashes of the full blocks of the content that these pieces are, one after the other; and its size in bytes."""
+    made: list[int] = []
+    last, before, held = root, 0, b""
+    for piece in pieces:
+        size = len(piece)
+        start = 0
+        if held and len(made) < len(ENDS):
+            start = ENDS[len(made)] - before
+            if start > size:
+                held += piece
+                before += size
+                continue
+            last = xxh3_64_intdigest(held + piece[:start], last)
+            made.append(last)
+        for end in ENDS[len(made) :]:
+            stop = end - before
+            if stop > size:
+                break
+            last = xxh3_64_intdigest(piece[start:stop], last)
+            made.append(last)
+            start = stop
+        held = piece[start:]
+        before += size
+    return tuple(made), before
+
+
+def _pieces(texts: Sequence[str]) -> list[bytes]:
+    """The bytes of texts: of short ones joined, of long ones as they are."""
+    made: list[str] = []
+    short: list[str] = []
+    for text in texts:
+        if len(text) < _LONG_CHARS:
+            short.append(text)
+        else:
+            made += ("".join(short), text)
+            short = []
+    made.append("".join(short))
+    return [text.encode() for text in made]
 
 
 _CHAT_ROOT: Final = ("chat_template", "chat_template_kwargs", "documents", "reasoning_effort", "mm_processor_kwargs")
@@ -89,7 +125,7 @@ def content_of(fields: Mapping[str, Any]) -> Content | None:
 
     Raises TooDeepError.
     """
-    written: bytes | None
+    written: Iterable[bytes] | None
     token_ids: tuple[int, ...] | None = None
     if "messages" in fields:
         written = _chat(fields.get("system"), fields["messages"], fields.get("tools"))
@@ -103,8 +139,8 @@ def content_of(fields: Mapping[str, Any]) -> Content | None:
         return None
     salt = fields.get("cache_salt")
     digest = _digest(salt) if salt else None
-    hashes = chain(written, _root(fields, digest, ids=token_ids is not None))
-    return Content(hashes, len(written), token_ids, token_ids is not None, digest)
+    hashes, size = chain_of(written, _root(fields, digest, ids=token_ids is not None))
+    return Content(hashes, size, token_ids, token_ids is not None, digest)
 
 
 def _digest(value: Any) -> bytes:
@@ -129,7 +165,7 @@ def _root(fields: Mapping[str, Any], salt: bytes | None, *, ids: bool) -> int:
     return root
 
 
-def _chat(system: Any, messages: Any, tools: Any) -> bytes | None:
+def _chat(system: Any, messages: Any, tools: Any) -> Iterable[bytes] | None:
     """Roles and contents in order; a message's other fields (tool calls, names) behind its content."""
     if not isinstance(messages, list):
         return None
@@ -146,7 +182,7 @@ def _chat(system: Any, messages: Any, tools: Any) -> bytes | None:
         _write(message.get("content"), parts)
         if len(message) > 2:
             _write_rest(message, parts)
-    return "".join(parts).encode()
+    return _pieces(parts)
 
 
 def _write_rest(message: Mapping[str, Any], parts: list[str]) -> None:
@@ -181,23 +217,23 @@ def _payload(part: Any) -> Any:
     return part
 
 
-def _prompt(prompt: Any) -> tuple[bytes | None, tuple[int, ...] | None]:
+def _prompt(prompt: Any) -> tuple[Iterable[bytes] | None, tuple[int, ...] | None]:
     """A completion's prompt: text or token ids; of several prompts the first."""
     if isinstance(prompt, str):
-        return prompt.encode(), None
+        return _pieces((prompt,)), None
     if not isinstance(prompt, Sequence) or not prompt:
         return None, None
     if isinstance(prompt[0], str):
-        return prompt[0].encode(), None
+        return _pieces((prompt[0],)), None
     if isinstance(prompt[0], list):
         prompt = prompt[0]
     try:
-        return array("I", prompt).tobytes(), tuple(prompt)
+        return (array("I", prompt).tobytes(),), tuple(prompt)
     except (TypeError, OverflowError):
         return None, None
 
 
-def _responses(fields: Mapping[str, Any]) -> bytes | None:
+def _responses(fields: Mapping[str, Any]) -> Iterable[bytes] | None:
     """The responses API: instructions are a system message, input a text or a list of messages."""
     given = fields["input"]
     messages = [{"role": "user", "content": given}] if isinstance(given, str) else given

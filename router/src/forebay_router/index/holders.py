@@ -141,8 +141,11 @@ class Held(Mapping[str, int]):
         names = self._slots.names
         width = max(1, len(names))
         turn = int(rng.random() * width)
+        below = (1 << turn) - 1
+        seen = 0
         for mask in reversed(self._masks):
-            turned = mask >> turn | (mask & ((1 << turn) - 1)) << width - turn
+            fresh, seen = mask ^ seen, mask  # the sets are nested
+            turned = fresh >> turn | (fresh & below) << width - turn
             for slot in islice(slots_in(turned), count):
                 name = names[(slot + turn) % width]
                 if name is not None and name not in self._others:

@@ -69,9 +69,7 @@ class Known:
     def displacement(self, index: ApproximateIndex) -> Displacement | None:
         """What it costs to push content out of caches now; None where nothing that is pushed out is missed."""
         if min(self.regretted, self.pushed_out) < BLOCK_MIN_BYTES:
-            return (
-                None  # `regretted` alone is none either: what a bound that shrank pushed out is nobody's prompt's doing
-            )
+            return None  # what is regretted may be what a bound that shrank pushed out: no prompt's doing
         regret = min(_REGRET_MAX, self.regretted / self.pushed_out)
         return Displacement(regret / (1 - regret) * self.victim_age, index.records, index.victims)
 
@@ -166,6 +164,12 @@ class PrefixIndex:
         self.precise.drop_worker(uid)
         self.audits.pop(uid, None)
 
+    def drop_service(self, service: str) -> None:
+        """Forget what was learnt of a service and of its pools. Requests that are under way may still end."""
+        self.services.pop(service, None)
+        for pool in [pool for pool in self.bounds if pool.startswith(f"{service}/")]:
+            del self.bounds[pool]
+
     # -- a request ----------------------------------------------------------------------------------------------------
 
     def look_up(self, service: str, content: Content, *, lora: str | None = None, session: int | None = None) -> LookUp:
@@ -201,19 +205,17 @@ class PrefixIndex:
         Only where the content shows nothing there that not everybody holds: what follows upon a prompt that is known tells
         nothing of what the name is worth where none is.
         """
-        uid = sessions.worker_of(session)
-        if uid is None or uid not in self.audits:
+        last = sessions.last(session)
+        if last is None or last[0] not in self.audits:
             return
+        uid, tokens = last
         cached, common = found.cached, found.common_tokens
-        shown = cached.get(uid, 0)
-        slack = max(_SLACK_TOKENS, 2 * BLOCK_MIN_BYTES * found.tokens_per_byte, _SLACK_SHARE * found.prompt_tokens)
-        if shown > common + slack:
+        seen, whole = max(cached.get(uid, 0), common), min(tokens, found.prompt_tokens)
+        slack = _slack_tokens(found.content, found.tokens_per_byte)
+        if seen > common + slack or whole - seen <= slack:
             return
-        guess = sessions.guess(session, max(shown, common), found.prompt_tokens)
-        if guess is None or guess.whole - guess.seen <= slack:
-            return
-        found.guess = guess
-        if guess.expected > guess.seen:
+        guess = found.guess = sessions.guess(uid, seen, whole)
+        if guess.expected > seen:
             one = guess.expected
             found.cached = cached.with_one(uid, one) if isinstance(cached, Held) else {**cached, uid: one}
 
@@ -250,9 +252,9 @@ class PrefixIndex:
         audit = self.audits.get(uid)
         return Source.APPROXIMATE if audit is None else audit.source(precise_speaks=True)
 
-    def arrived(self, service: str, look_up: LookUp) -> None:
+    def arrived(self, look_up: LookUp) -> None:
         """A new request (not a further attempt) is being placed."""
-        self.services[service].common.note(look_up.content)
+        look_up.known.common.note(look_up.content)
 
     def sent(self, uid: str, look_up: LookUp) -> Dispatch:
         """The prompt goes to a worker."""
@@ -273,14 +275,13 @@ class PrefixIndex:
             hook(uid, content)
         return self.approximate.record(uid, content)
 
-    def answered(self, service: str, dispatch: Dispatch, *, prompt_tokens: int, cached_tokens: int | None) -> None:
+    def answered(self, dispatch: Dispatch, *, prompt_tokens: int, cached_tokens: int | None) -> None:
         """The answer told its prompt tokens and, where the engine says so, how many of them were cached."""
-        content = dispatch.look_up.content
+        content, known = dispatch.look_up.content, dispatch.look_up.known
         if dispatch.sending is not None:
             dispatch.sending.over = True
         if prompt_tokens <= 0 or not content.size_bytes:
             return
-        known = self.services[service]
         if not content.of_ids:
             known.note_ratio(prompt_tokens / content.size_bytes)
             bound = self.approximate.bound_of(dispatch.uid)
@@ -300,6 +301,13 @@ class PrefixIndex:
         audit.note(predicted, cached_tokens, prompt_tokens)
         self.fallbacks += audit.fallbacks - before
         known.note_audit(predicted[dispatch.used], cached_tokens)
-        slack = max(2 * BLOCK_MIN_BYTES, _SLACK_SHARE * content.size_bytes, _SLACK_TOKENS / tokens_per_byte)
+        slack_bytes = _slack_tokens(content, tokens_per_byte) / tokens_per_byte
         delivered = cached_tokens / tokens_per_byte
-        self.approximate.correct(dispatch.uid, content, dispatch.sent, delivered_bytes=delivered, slack_bytes=slack)
+        self.approximate.correct(
+            dispatch.uid, content, dispatch.sent, delivered_bytes=delivered, slack_bytes=slack_bytes
+        )
+
+
+def _slack_tokens(content: Content, tokens_per_byte: float) -> float:
+    """Tokens by which what is known of a prompt and what a worker tells may differ without saying anything."""
+    return max(_SLACK_TOKENS, max(2 * BLOCK_MIN_BYTES, _SLACK_SHARE * content.size_bytes) * tokens_per_byte)

@@ -38,13 +38,16 @@ def session_of(headers: Mapping[bytes, bytes], fields: Mapping[str, Any]) -> int
     for header in _HEADERS:
         name = headers.get(header)
         if name:
-            return xxh3_64_intdigest(name) if len(name) <= NAME_MAX_BYTES else None
+            return _digest(name)
     for key in _FIELDS:
         told = fields.get(key)
         if told and isinstance(told, str):
-            name = told.encode(errors="surrogatepass")
-            return xxh3_64_intdigest(name) if len(name) <= NAME_MAX_BYTES else None
+            return _digest(told.encode())
     return None
+
+
+def _digest(name: bytes) -> int | None:
+    return xxh3_64_intdigest(name) if len(name) <= NAME_MAX_BYTES else None
 
 
 class Guess(NamedTuple):
@@ -71,17 +74,13 @@ class Sessions:
     def __len__(self) -> int:
         return len(self._last)
 
-    def worker_of(self, session: int) -> str | None:
-        """Where its last prompt went."""
-        last = self._last.get(session)
-        return None if last is None else last[0]
+    def last(self, session: int) -> tuple[str, int] | None:
+        """Where its last prompt went, and the tokens of that."""
+        return self._last.get(session)
 
-    def guess(self, session: int, seen: int, prompt_tokens: int) -> Guess | None:
-        """What its worker may hold of a prompt of which so much is seen there; None where that is no more."""
-        uid, tokens = self._last[session]
-        whole = min(tokens, prompt_tokens)
-        expected = seen + int(self.share * (whole - seen))
-        return Guess(uid, seen, whole, expected) if whole > seen else None
+    def guess(self, uid: str, seen: int, whole: int) -> Guess:
+        """What its worker may hold of a prompt of which so much is seen there and so much, which is more, may be."""
+        return Guess(uid, seen, whole, seen + int(self.share * (whole - seen)))
 
     def went(self, session: int, uid: str, prompt_tokens: int) -> None:
         """A prompt of a session goes to a worker."""

@@ -2,7 +2,8 @@
 
     /healthz   every child that runs answers          /readyz   every child is ready
     /metrics   sums (`exposition`)                    /state    each child's, side by side
-    /ejected   of all children    /explain   any child's
+    /ejected   of all children, and none when one does not answer: what it leaves alone is not known
+    /explain   any child's
 
 Stop, on SIGTERM or SIGINT: every child gets it and drains. A second signal is passed on too and ends the drain. Children that
 are still there `STOP_SLACK_S` after the drain's limit are killed.
@@ -56,7 +57,7 @@ def parent_app(children: Children, exposition: Exposition, kept: Supervisor) -> 
     async def readyz() -> PlainTextResponse:
         """New requests are welcome in every child."""
         told = await children.ask("/readyz")
-        return _verdict({number: text for number, one in told.items() if (text := _unready(one))})
+        return _verdict(_wrong(told))
 
     @app.get("/metrics")
     async def read_metrics() -> Response:
@@ -75,9 +76,12 @@ def parent_app(children: Children, exposition: Exposition, kept: Supervisor) -> 
         return JSONResponse({"restarts": children.restarts, "processes": [_state(*item) for item in told.items()]})
 
     @app.get("/ejected")
-    async def read_ejected() -> JSONResponse:
+    async def read_ejected() -> Response:
         """Workers that are left alone by a child, or were and are back."""
         told = await children.ask("/ejected")
+        wrong = _wrong(told)
+        if wrong:
+            return _verdict(wrong)
         return JSONResponse({"workers": combine_ejected([one for one in told.values() if one is not None])})
 
     @app.post("/explain")
@@ -102,10 +106,13 @@ def combine_ejected(told: Sequence[Told]) -> list[dict[str, Any]]:
     return list(found.values())
 
 
-def _unready(told: Told | None) -> str | None:
-    if told is None:
-        return "does not answer"
-    return None if told.status == 200 else told.body.decode(errors="replace").strip()
+def _wrong(told: Mapping[int, Told | None]) -> dict[int, str]:
+    """What those say that did not answer 200."""
+    return {
+        number: "does not answer" if one is None else one.body.decode(errors="replace").strip()
+        for number, one in told.items()
+        if one is None or one.status != 200
+    }
 
 
 def _verdict(wrong: Mapping[int, str]) -> PlainTextResponse:

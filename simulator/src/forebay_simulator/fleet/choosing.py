@@ -82,7 +82,7 @@ class Forebay:
             choice = settled
         computes = choice.prefill or choice.worker
         dispatch = self._index.sent(computes.uid, look_up)
-        self._trips[job.number] = Trip.begin(_SERVICE, choice, look_up, dispatch, now_s)
+        self._trips[job.number] = Trip.begin(choice, look_up, dispatch, now_s)
         if choice.prefill is not None:
             self._index.passed_on(choice.worker.uid, look_up.content)
         return Placement(choice.worker, choice.prefill, max(1, round(choice.prediction.work_tokens)))
@@ -102,7 +102,7 @@ class Forebay:
         content = content_of_job(job) if earlier is None else earlier.content
         look_up = self._look_ups[job.number] = self._index.look_up(_SERVICE, content)
         if earlier is None:
-            self._index.arrived(_SERVICE, look_up)
+            self._index.arrived(look_up)
         return look_up
 
     def ended(self, job: Job) -> None:

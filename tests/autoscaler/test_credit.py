@@ -1,0 +1,87 @@
+"""What of the allowed misses is planned for: saved ones are used, debts are worked off first."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forebay_api.objective import Objective
+from forebay_autoscaler.credit import AIM, DEBT_MAX_S, FACTOR_MAX, PATIENCE_S, Credit
+
+OBJECTIVE = Objective(1.0, 0.05, 0.95)
+LOOK_S = 10.0
+
+
+def after(credit: Credit, seconds: float, *, missed: float, rate_per_s: float = 10.0) -> Credit:
+    """So long, with this share missed."""
+    begins_s = credit.at_s or 0.0
+    for number in range(int(seconds / LOOK_S) + 1):
+        credit = credit.take(
+            rate_per_s * (1 - missed),
+            rate_per_s * missed,
+            target=OBJECTIVE.target,
+            now_s=begins_s + number * LOOK_S,
+            longest_s=60.0,
+        )
+    return credit
+
+
+def planned_share(credit: Credit) -> float:
+    return 1.0 - credit.planned(OBJECTIVE).target
+
+
+def test_nothing_known_plans_for_what_the_objective_allows():
+    assert Credit().planned(OBJECTIVE) == OBJECTIVE
+
+
+def test_misses_that_are_saved_let_more_be_planned_for_up_to_a_bound():
+    proven = after(Credit(), DEBT_MAX_S / AIM, missed=0.0)
+    assert planned_share(proven) == pytest.approx(0.05), "nothing is let go before the target was met for some minutes"
+    later = after(proven, PATIENCE_S, missed=0.0)
+    assert later.saved_s == pytest.approx(AIM * PATIENCE_S, rel=0.02)
+    assert planned_share(later) == pytest.approx(0.05 * math.exp(AIM), rel=0.02)
+    assert planned_share(after(Credit(), 86_400.0, missed=0.0)) == pytest.approx(0.05 * FACTOR_MAX)
+
+
+def test_a_debt_is_worked_off_first_and_asks_for_nothing_more():
+    late = after(Credit(saved_s=100.0), 300.0, missed=0.5)
+    assert late.saved_s == -DEBT_MAX_S
+    assert planned_share(late) == pytest.approx(0.05)
+    assert planned_share(after(late, DEBT_MAX_S, missed=0.0)) == pytest.approx(0.05)
+    assert planned_share(after(late, 2 * DEBT_MAX_S / AIM, missed=0.0)) > 0.06
+
+
+@pytest.mark.parametrize("careful", [0.4, 0.8])
+def test_as_many_are_missed_in_the_end_as_are_aimed_at_whatever_the_laws_are_wrong_by(careful):
+    credit = Credit()
+    for _ in range(360):
+        credit = after(credit, 60.0, missed=careful * planned_share(credit))
+    assert careful * planned_share(credit) == pytest.approx(AIM * 0.05, rel=0.05)
+
+
+def test_a_gap_or_unknown_verdicts_change_nothing():
+    credit = after(Credit(saved_s=0.0), 600.0, missed=0.0)
+    assert credit.take(None, 1.0, target=0.95, now_s=700.0, longest_s=60.0) == credit
+    assert credit.take(9.0, 1.0, target=0.95, now_s=5000.0, longest_s=60.0).saved_s == credit.saved_s
+    assert credit.take(0.0, 0.0, target=0.95, now_s=610.0, longest_s=60.0).saved_s == credit.saved_s, "nothing ended"
+
+
+def test_a_promise_for_all_requests_is_kept_for_all():
+    whole = Objective(1.0, 0.05, 1.0)
+    credit = Credit().take(10.0, 0.0, target=1.0, now_s=0.0, longest_s=60.0)
+    credit = credit.take(10.0, 0.0, target=1.0, now_s=10.0, longest_s=60.0)
+    assert credit.planned(whole) == whole
+
+
+@given(
+    looks=st.lists(st.tuples(st.floats(0, 1e6), st.floats(0, 1e6), st.floats(0, 100)), max_size=30),
+    target=st.floats(0.01, 1.0),
+)
+def test_a_target_to_plan_for_is_one_and_asks_for_no_more_than_is_promised(looks, target):
+    credit, now_s, objective = Credit(), 0.0, Objective(1.0, 0.05, target)
+    for good, bad, passed_s in looks:
+        now_s += passed_s
+        credit = credit.take(good, bad, target=target, now_s=now_s, longest_s=60.0)
+        assert -DEBT_MAX_S <= credit.saved_s <= PATIENCE_S * math.log(FACTOR_MAX) + 1e-6
+        assert 0 < credit.planned(objective).target <= target
