@@ -11,6 +11,7 @@ from forebay_router.speed import Origin, Seed
 from tests.router.harness import Reply, ask, chat, request_bytes, routed, until
 from tests.router.scripted import completion, hello, workers
 
+PATH = "/v1/chat/completions"
 WAITING = "waiting"
 """Name of the tasks of clients that wait."""
 ONE = ("--worker-limit", "1")
@@ -333,6 +334,8 @@ async def test_request_waits_here_while_every_worker_runs_as_many_as_it_can_in_t
         assert router.stats.pending == 2
         async with httpx.AsyncClient() as client:
             (service,) = (await client.get(router.control + "/state")).json()["services"]
+            told = (await client.post(router.control + "/explain", params={"path": PATH}, json=chat())).json()
+        assert told["held"] == "others wait"
         assert (
             service["queue"]["priorities"]["normal"]["because"]
             == "every worker runs as many requests as it can in time"
