@@ -221,18 +221,6 @@ def test_request_goes_past_full_workers_to_one_that_has_room():
     assert settled.worker is fresh
 
 
-def test_request_goes_past_full_workers_to_a_pair():
-    """A pair is held for prompts only."""
-    of = pool()
-    of.unevenness = 0.05**2
-    pair = [candidate("p", 1_000, role=Role.PREFILL), candidate("d", prompts=30, role=Role.DECODE)]
-    made = choice(candidate("a", prompts=17, of=of), *pair, demand=DEMAND._replace(splittable=True))
-    assert made.worker.uid == "a"
-    settled = settle(made, Snapshot.of(tuple(made.field.values())), Random(1), 0.0, FIRST)
-    assert not isinstance(settled, Held)
-    assert (settled.prefill.uid if settled.prefill else None, settled.worker.uid) == ("p", "d")
-
-
 def test_request_goes_past_full_workers_to_one_of_many_that_was_not_looked_at():
     of = pool()
     of.unevenness = 0.05**2

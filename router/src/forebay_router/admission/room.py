@@ -130,12 +130,11 @@ def settle(choice: Choice, snapshot: Snapshot, rng: Random, arrived_s: float, tu
 def _elsewhere(choice: Choice, snapshot: Snapshot, rng: Random) -> Choice | None:
     """The next best choice where the worker of this one is full; None where all that there are were looked at and are full.
 
-    It was passed over, being fresh or holding less of the prompt, or was not looked at: a pair, or one of many workers.
+    It was passed over, being fresh or holding less of the prompt, or was not looked at, there being many.
     """
     seen = choice.looked_at[0]
     full = {one.uid for one in seen if is_full(one)}
-    paired = choice.demand.splittable and snapshot.pairs
-    if len(full) == len(seen) and len(seen) >= len(snapshot.mixed) and not paired:
+    if len(full) == len(seen) and len(seen) >= len(snapshot.mixed):
         return None
     return choose(choice.demand._replace(excluded=choice.demand.excluded | full), snapshot, rng, choice.now_s)
 
