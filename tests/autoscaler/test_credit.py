@@ -44,6 +44,15 @@ def test_misses_that_are_saved_let_more_be_planned_for_up_to_a_bound():
     assert planned_share(after(Credit(), 86_400.0, missed=0.0)) == pytest.approx(0.05 * FACTOR_MAX)
 
 
+def test_the_first_requests_after_a_silent_day_save_no_more_than_their_minutes():
+    """Its mean is next to nothing, of which one request is many times all that is allowed."""
+    silent = after(Credit(), 86_400.0, missed=0.0, rate_per_s=0.0)
+    for rate_per_s in (1 / 60, 50.0):
+        begun = after(silent, 240.0, missed=0.0, rate_per_s=rate_per_s)
+        assert begun.planned(OBJECTIVE) == OBJECTIVE
+        assert planned_share(after(begun, 300.0, missed=0.0, rate_per_s=rate_per_s)) < 0.05 * math.exp(0.4)
+
+
 def test_a_debt_is_worked_off_first_and_asks_for_nothing_more():
     late = after(Credit(saved_s=100.0), 300.0, missed=0.5)
     assert late.saved_s == -DEBT_MAX_S
