@@ -81,6 +81,19 @@ async def test_failure_before_the_answer_is_made_good_by_another_worker(fails, r
         assert router.verdicts()["bad"] == 0
 
 
+async def test_long_request_is_made_good_by_another_worker():
+    """Its body went past the parser and its fields were dropped; the second worker gets all of it."""
+    pad = "p" * 100_000
+    async with workers(reset_at_once, hello) as [bad, good], routed(bad, good) as router:
+        for number in range(24):
+            assert (await ask(router, chat(pad=pad, seed=number))).json == completion("hello")
+            if bad.asked:
+                break
+        assert bad.asked
+        assert good.asked[-1].json == bad.asked[0].json
+        assert good.asked[-1].json["pad"] == pad
+
+
 @pytest.mark.parametrize(
     ("fails", "status", "most"),
     [

@@ -53,7 +53,7 @@ def test_body_that_is_too_deep_to_be_changed_is_the_clients_mistake():
 
 def parsed(fields):
     request = parse_request(ENDPOINTS[b"/v1/chat/completions"], {}, b"{}")
-    request.fields, request.stream = fields, bool(fields.get("stream"))
+    request.kept_fields, request.stream = fields, bool(fields.get("stream"))
     return request
 
 

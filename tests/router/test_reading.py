@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forebay_router.bodies import BodyMemory
-from forebay_router.reading import LONG_BYTES, Limits, Received, RequestReader
+from forebay_router.bodies import LONG_BYTES, BodyMemory
+from forebay_router.reading import Limits, Received, RequestReader
 
 OFFER = b"Host: a\r\nConnection: upgrade\r\nUpgrade: h2c\r\n"
 BARE = b"GET /bare HTTP/1.1\r\n" + OFFER + b"\r\n"

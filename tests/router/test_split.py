@@ -319,6 +319,26 @@ async def test_long_prompt_is_not_cut_on_either_leg():
         assert (await ask(router, sent)).text() == "hello"
 
 
+async def test_long_prompt_is_whole_on_every_attempt():
+    """What was read of it is dropped once it has been sent, and read again when its worker fails."""
+    text = "word " * 20_000
+    seen = []
+
+    async def dies_first(asked, wire):
+        seen.append(asked.json["messages"][0]["content"])
+        await (died if len(seen) == 1 else prefill)(asked, wire)
+
+    async with (
+        workers(dies_first, dies_first) as first,
+        workers(decode) as second,
+        routed_pairs(first, second) as router,
+    ):
+        sent = {"model": MODEL, "messages": [{"role": "user", "content": text}], "stream": True}
+        assert (await ask(router, sent)).text() == "hello"
+        assert seen == [text, text]
+        assert second[0].asked[0].json["messages"][0]["content"] == text
+
+
 async def test_time_to_first_token_covers_both_legs():
     async def slow(asked, wire):
         await asyncio.sleep(0.2)

@@ -81,10 +81,11 @@ class Attempt:
         place, parsed = self.place, self.request.parsed
         if place.prefill is None or parsed.fields is None:
             self._ask_for_answer(parsed.body)
-            return
-        leg = self._new_answer(None, prompt_answer=True)
-        leg.collect_whole()
-        self._send(place.prefill.worker, rewriting.prefill_body(parsed.fields), leg)
+        else:
+            leg = self._new_answer(None, prompt_answer=True)
+            leg.collect_whole()
+            self._send(place.prefill.worker, rewriting.prefill_body(parsed.fields), leg)
+        parsed.put_away()
 
     def let_go(self) -> None:
         """It is over, one way or another: stop the worker where it still answers, give the leases back."""

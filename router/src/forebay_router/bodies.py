@@ -4,16 +4,19 @@ A body is held from its first byte until its answer begins (then no second attem
 bounded by itself; without a bound over all of them, a few hundred long ones at once, or a few clients that mean harm, take more
 memory than there is. What a client says it will send counts only once it has come: else a claim alone would keep others out.
 
-Counted are bytes as received. Parsing makes about as much again for a while, so the process needs twice the bound.
+Counted are bytes as received. Parsing makes about as much again until the request is sent to a worker, so the process may need
+twice the bound while all of them wait for one.
 """
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 from forebay_router.errors import RequestRefused
 
 Body = bytes | memoryview
 """A request's body, or a part of it: a view where it came in one read with other things."""
+LONG_BYTES: Final = 32 * 1024
+"""A body of this length or more is worth some care."""
 
 
 class Holder(Protocol):

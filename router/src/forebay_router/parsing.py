@@ -12,7 +12,7 @@ from typing import Any
 import orjson
 
 from forebay_router import errors
-from forebay_router.bodies import Body
+from forebay_router.bodies import LONG_BYTES, Body
 from forebay_router.endpoints import Endpoint
 from forebay_router.index.content import Content, content_of
 from forebay_router.index.sessions import session_of
@@ -37,8 +37,8 @@ class ParsedRequest:
     stream: bool
     """An event stream is asked for. Engines take 1 and "true" for true as well."""
     body: Body
-    fields: dict[str, Any] | None
-    """The JSON body; None for forms."""
+    kept_fields: dict[str, Any] | None
+    """The JSON body while it is kept; None for forms."""
     prompt_tokens: int
     """Estimate."""
     output_tokens: int
@@ -51,11 +51,26 @@ class ParsedRequest:
     """What the client calls its session, as a hash; None without content, too."""
     tokens_told: bool = False
     """Its tokens have been made, or cannot be; they are in `content`."""
+    away: bool = False
+    """Its fields have been dropped, and can be read again."""
+
+    @property
+    def fields(self) -> dict[str, Any] | None:
+        """The JSON body; None for forms."""
+        if self.away:
+            self.kept_fields, self.away = orjson.loads(self.body), False
+        return self.kept_fields
+
+    def put_away(self) -> None:
+        """It has been sent. What was read of a long body is as large as the body, and needed for another attempt only."""
+        if self.kept_fields is not None and len(self.body) >= LONG_BYTES:
+            self.kept_fields, self.away = None, True
 
     def forget(self) -> None:
         """The answer has begun, so there is no second attempt: a long prompt need not be kept for the rest of the stream."""
         self.body = b""
-        self.fields = None
+        self.kept_fields = None
+        self.away = False
         self.content = None
 
 
@@ -78,7 +93,7 @@ def parse_request(endpoint: Endpoint, headers: Mapping[bytes, bytes], body: Body
         model=model,
         stream=bool(fields.get("stream")),
         body=body,
-        fields=fields,
+        kept_fields=fields,
         prompt_tokens=len(body) // BYTES_PER_TOKEN,
         output_tokens=_expected_output(fields),
         choices=_choices(fields),
@@ -121,7 +136,7 @@ def _parse_form(endpoint: Endpoint, headers: Mapping[bytes, bytes], body: bytes)
         model=model,
         stream=texts.get("stream", "").lower() == "true",
         body=body,
-        fields=None,
+        kept_fields=None,
         prompt_tokens=len(body) // BYTES_PER_TOKEN,
         output_tokens=DEFAULT_OUTPUT_TOKENS,
     )

@@ -22,12 +22,10 @@ from typing import Final
 import httptools
 
 from forebay_router import errors
-from forebay_router.bodies import Body, BodyMemory
+from forebay_router.bodies import LONG_BYTES, Body, BodyMemory
 from forebay_router.headers import Headers, index
 from forebay_router.tenancy.keys import Grant
 
-LONG_BYTES: Final = 32 * 1024
-"""A body of this length or more goes past the parser."""
 _head_end: Final = re.compile(rb"\r\n\r\n").search
 
 
