@@ -8,10 +8,10 @@ that share fewer are late, and workers stand by for a promise that nobody made. 
 
 and the share that is planned for is the allowed one times exp(saved / PATIENCE_S), at most `FACTOR_MAX` of it. It is an
 integral: it ends where as many are late as is aimed at, whatever the laws are wrong by, and where demand goes far beyond its
-mean, where fewer are. What was missed beyond the allowed is debt, which is worked off first; a service begins with it, so that nothing is let go before the target was met for some minutes.
-They are minutes even where a day of silence made the mean tiny, too: nothing is saved faster than time passes.
-It makes nobody plan for fewer misses than are allowed, since a rise that nothing announced is not cured by a margin. Nothing
-changes while the verdicts are unknown.
+mean, with fewer. What was missed beyond the allowed is debt, which is worked off first; a service begins with it, so that
+nothing is let go before the target was met for some minutes. They are minutes even where a day of silence made the mean tiny:
+nothing is saved faster than time passes. It makes nobody plan for fewer misses than are allowed, since a rise that nothing
+announced is not cured by a margin. Nothing changes while the verdicts are unknown.
 """
 
 import math
