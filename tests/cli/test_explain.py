@@ -55,6 +55,12 @@ def test_the_choice_is_shown_with_its_candidates_and_reason():
     assert "goes to models/w-1: least cost, holds part of the prompt; predicted TTFT 15.5 ms" in text
 
 
+def test_what_holds_a_request_back_is_shown():
+    why = "every worker runs as many requests as it can in time"
+    assert f"would wait here first: {why}; 5 wait already" in shown({**TOLD, "held": why, "waiting": 5})
+    assert "wait" not in shown({**TOLD, "held": None}).replace("wait ms", "")
+
+
 def test_a_pair_and_a_wait_are_shown():
     assert "goes to models/w-1, prompt computed by models/p-1" in shown({**TOLD, "prefill": "models/p-1"})
     held = shown({**TOLD, "worker": None, "reason": "no worker can take it now: it would wait", "waiting": 3})

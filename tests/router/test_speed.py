@@ -1,12 +1,13 @@
 """Learning how fast workers are, and how long their queues take."""
 
-from math import exp
+from math import exp, inf
 from random import Random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from forebay_api.objective import Objective
 from forebay_router.backlog import Backlog
 from forebay_router.fitting import Line, chance_within, work_of
 from forebay_router.speed import ASSUMED, TRAFFIC_S, Origin, PoolSpeed, Speed
@@ -148,6 +149,48 @@ def test_whether_prompts_stall_their_neighbours_is_learnt(stall_s):
         worker.saw_output(sequences, 0.008 + sequences * 1e-4 + beside / 50 * stall_s, tokens=50, beside=beside)
     assert pool.output_token.second == pytest.approx(stall_s, abs=4e-6)
     assert pool.output_token.slope == pytest.approx(1e-4, rel=0.3)
+
+
+OBJECTIVE = Objective(ttft_s=0.5, tpot_s=0.025, target=0.95)
+
+
+def answers(worker: Speed, count: int, *, most: int, noise: float = 0.05) -> None:
+    """Of 100 tokens each beside up to so many, with 500 prompt tokens for each; 34 at once keep to 25 ms without noise."""
+    rng = Random(11)
+    for _ in range(count):
+        sequences = rng.randint(1, most)
+        beside = 5.0 * sequences * 100 * exp(rng.gauss(0, noise))
+        token_s = (0.008 + 3e-4 * sequences + 4e-5 * beside / 100) * exp(rng.gauss(0, noise))
+        worker.saw_output(sequences, token_s, tokens=100, beside=beside)
+
+
+def test_how_many_requests_run_in_time_is_learnt_with_the_prompts_that_come_with_them():
+    pool = PoolSpeed()
+    worker = Speed(pool)
+    answers(worker, 400, most=30)
+    pool.terms(OBJECTIVE)
+    assert 26 <= worker.most <= 33, "34, less room for how uneven they are"
+    worker.output_token.value = 1.5
+    assert worker.most < 20, "a slow one runs fewer"
+
+
+def test_how_many_run_in_time_is_not_known_from_few_answers_nor_far_beyond_them():
+    few, narrow = Speed(PoolSpeed()), Speed(PoolSpeed())
+    answers(few, 40, most=30)
+    answers(narrow, 400, most=8)
+    for worker in (Speed(), few, narrow):
+        worker.pool.terms(OBJECTIVE)
+        assert worker.most == inf
+
+
+def test_uneven_answers_leave_more_room():
+    found = []
+    for noise in (0.02, 0.2):
+        worker = Speed(PoolSpeed())
+        answers(worker, 400, most=30, noise=noise)
+        worker.pool.terms(OBJECTIVE)
+        found.append(worker.most)
+    assert found[1] < 0.85 * found[0]
 
 
 def test_a_line_fits_short_prompts_though_long_ones_are_there():

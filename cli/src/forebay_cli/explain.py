@@ -104,6 +104,8 @@ def show(told: dict[str, Any], console: Console) -> None:
     if told["considered"] > len(told["candidates"]):
         console.print(f"and {told['considered'] - len(told['candidates'])} more", highlight=False)
     prefill = f", prompt computed by [bold green]{escape(told['prefill'])}[/]" if told.get("prefill") else ""
+    if told.get("held"):
+        console.print(f"[yellow]would wait here first[/]: {escape(told['held'])}; {told['waiting']} wait already")
     console.print(
         f"goes to [bold green]{escape(told['worker'])}[/]{prefill}: {escape(told['reason'])}; predicted TTFT "
         f"{told['predicted']['ttft_ms']:g} ms, TPOT {told['predicted']['tpot_ms']:g} ms",

@@ -79,6 +79,7 @@ def explain_request(placing: Placing, endpoint: Endpoint, fields: Mapping[bytes,
         "waiting": service.stats.pending,
         "worker": None,
         "reason": HELD,
+        "held": None,
         "considered": 0,
         "candidates": [],
     }
@@ -87,6 +88,7 @@ def explain_request(placing: Placing, endpoint: Endpoint, fields: Mapping[bytes,
     computes = choice.prefill or choice.worker
     source = placing.index.source_of(computes.uid, look_up) if look_up is not None else None
     told |= explain(choice, look_up, source)
+    told["held"] = placing.held_because(service, choice)
     requests = {choice.name_of(one.uid): choice.field[one.uid].load.requests for one in choice.considered}
     for one in told["candidates"]:
         one["requests"] = requests[one["worker"]]

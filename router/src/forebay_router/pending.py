@@ -27,7 +27,10 @@ from typing import Final, Generic, TypeVar
 from forebay_router import errors
 from forebay_router.admission.claim import Claim, Priority
 from forebay_router.admission.drain_rate import DrainRate
-from forebay_router.admission.fair_queue import Entry, FairQueue
+from forebay_router.admission.fair_queue import FairQueue
+from forebay_router.admission.lane import Entry
+from forebay_router.admission.room import ANYHOW, Held, Turn
+from forebay_router.admission.turns import LOOK_AGAIN_MIN_S, give_out
 from forebay_router.errors import RequestRefused
 from forebay_router.table import Service, ServiceKey, WorkerTable
 
@@ -35,7 +38,6 @@ Place = TypeVar("Place")
 
 RETRY_AFTER_MAX_S: Final = 60
 """Official clients take no heed of a longer one and come back at once."""
-LOOK_AGAIN_MIN_S: Final = 0.002
 
 
 class Refusal(StrEnum):
@@ -57,14 +59,16 @@ class Refusal(StrEnum):
 class Wait(Generic[Place]):
     """What a request waits for."""
 
-    find: Callable[[], Place | float]
-    """Takes a place, or tells after how many seconds to ask again: infinite when only a change can help."""
+    find: Callable[[Turn], Place | Held]
+    """Takes a place, or tells why not yet."""
     claim: Claim
     cost: float
     """Predicted seconds of a worker's time."""
     size_bytes: int
     until_s: float
     """Monotonic time at which it stops to wait for room, while there are workers."""
+    due_s: float = inf
+    """Monotonic time from which it does not wait for the sake of the others' pace."""
     again: bool = False
     """It had its turn, and its worker failed."""
 
@@ -94,6 +98,8 @@ class Line(Generic[Place]):
     again: dict[_Waiter[Place], None] = field(default_factory=dict)
     drain: DrainRate = field(default_factory=DrainRate)
     counts: dict[Priority, Counts] = field(default_factory=lambda: {one: Counts() for one in Priority})
+    held: dict[Priority, Held] = field(default_factory=dict)
+    """Why those that wait do, as of the last look."""
     timer: asyncio.TimerHandle | None = None
     """Looks again when a place was promised for later."""
 
@@ -176,7 +182,7 @@ class Pending(Generic[Place]):
         for victim in line.queue.make_room(claim, wait.size_bytes):
             refused = self.refuse(service, victim.claim, Refusal.SHARE)
             victim.item.future.set_exception(refused)
-        entry = line.queue.add(waiter, claim, cost=wait.cost, size_bytes=wait.size_bytes)
+        entry = line.queue.add(waiter, claim, cost=wait.cost, size_bytes=wait.size_bytes, due_s=wait.due_s)
         if entry is None:
             alone = all(other.claim.tenant == claim.tenant for other in line.queue)
             raise self.refuse(service, claim, Refusal.FULL if alone else Refusal.SHARE)
@@ -247,22 +253,22 @@ class Pending(Generic[Place]):
         if line is None or not line.requests:
             return
         soonest_s = self._serve_again(line)
-        passed_over: set[Priority] = set()
         now_s = time.monotonic()
-        while (entry := line.queue.head(passed_over)) is not None:
+
+        def take(entry: Entry[_Waiter[Place]]) -> Held | None:
             waiter = entry.item
-            found = waiter.wait.find()
-            if isinstance(found, float):
-                passed_over.add(entry.claim.priority)
-                soonest_s = min(soonest_s, found)
-                continue
-            line.queue.serve(entry)
+            found = waiter.wait.find(Turn(entry.late, now_s >= entry.due_s))
+            if isinstance(found, Held):
+                return found
             line.drain.served(entry.cost, now_s)
             counts = line.counts[entry.claim.priority]
             counts.served += 1
             counts.waited_s += now_s - waiter.since_s
             waiter.future.set_result(found)
-        self._look_again(service, line, soonest_s)
+            return None
+
+        line.held = give_out(line.queue, take, now_s)
+        self._look_again(service, line, min([soonest_s, *(why.again_s for why in line.held.values())]))
 
     @staticmethod
     def _serve_again(line: Line[Place]) -> float:
@@ -271,9 +277,9 @@ class Pending(Generic[Place]):
         for waiter in tuple(line.again):
             if waiter.future.done():
                 continue
-            found = waiter.wait.find()
-            if isinstance(found, float):
-                soonest_s = min(soonest_s, found)
+            found = waiter.wait.find(ANYHOW)
+            if isinstance(found, Held):
+                soonest_s = min(soonest_s, found.again_s)
             else:
                 waiter.future.set_result(found)
         return soonest_s

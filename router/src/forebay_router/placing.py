@@ -19,6 +19,7 @@ from forebay_router import errors
 from forebay_router.accounting import Record
 from forebay_router.admission import room
 from forebay_router.admission.claim import Claim, Priority, claim_of, priority_of
+from forebay_router.admission.room import Held, Turn
 from forebay_router.choose import Choice, choose
 from forebay_router.errors import WorkerFailure
 from forebay_router.headers import SERVICE_HEADER
@@ -211,10 +212,14 @@ class Placing:
             return None
         filler = priority_of(received, parsed.fields) is _LOW
         expected = choice.prediction
-        if not tried and (filler or expected.wait_s > ATTENTION_S or not expected.comfortable):
+        worker = choice.worker
+        crowded = room.is_full(worker)
+        if not tried and (filler or crowded or expected.wait_s > ATTENTION_S or not expected.comfortable):
             self._check_patience(service, claim_of(received, parsed), choice, now_s)
-            if self._hold_s(service, choice, filler=filler) > 0:
+            settled = self._settle(service, choice, received, room.FIRST, filler=filler)
+            if isinstance(settled, Held):
                 return None
+            choice = settled
         return self._take(choice, look_up, Leaning(visible=parsed.stream, filler=filler))
 
     async def place(self, service: Service, parsed: ParsedRequest, received: Received, tried: frozenset[str]) -> Place:
@@ -230,22 +235,24 @@ class Placing:
         leaning = Leaning(visible=parsed.stream, filler=claim.priority is Priority.LOW)
         key = service.spec.key
 
-        def find() -> Place | float:
+        def find(turn: Turn) -> Place | Held:
             current = self.table.services.get(key)  # deleted and made again, it is another object with other workers
             choice = None if current is None else choose(demand, current.snapshot, self.rng, time.monotonic())
             if current is None or choice is None:
-                return inf
-            hold_s = 0.0 if tried else self._hold_s(current, choice, filler=leaning.filler)
-            return hold_s or self._take(choice, look_up, leaning)
+                return room.NO_WORKER
+            settled = choice if tried else self._settle(current, choice, received, turn, filler=leaning.filler)
+            return settled if isinstance(settled, Held) else self._take(settled, look_up, leaning)
 
         limits = service.spec.timeouts
+        patience_s = limits.first_byte_s if parsed.stream else limits.total_s
         any_worker = next(iter(service.snapshot.by_uid.values()), None)
         wait = Wait(
             find=find,
             claim=claim,
             cost=room.cost_s(demand, any_worker),
             size_bytes=len(parsed.body),
-            until_s=received.received_s + (limits.first_byte_s if parsed.stream else limits.total_s),
+            until_s=received.received_s + patience_s,
+            due_s=received.received_s + room.PACED_SHARE * min(limits.first_byte_s, patience_s),
             again=bool(tried),
         )
         return await self.pending.wait(service, wait)
@@ -255,14 +262,15 @@ class Placing:
         if claim.until_s < inf and now_s + room.least_work_s(choice) >= claim.until_s:
             raise self.pending.refuse(service, claim, Refusal.DEADLINE)
 
-    def _hold_s(self, service: Service, choice: Choice, *, filler: bool) -> float:
-        """After how many seconds there may be room; 0 when there is now, infinite when something has to end before."""
-        objective = service.spec.objective
+    def _settle(
+        self, service: Service, choice: Choice, received: Received, turn: Turn, *, filler: bool
+    ) -> Choice | Held:
+        """Where it goes, or why it has to wait although there is a worker for it."""
         if filler:
             worker = self.table.workers[choice.worker.uid]
-            if worker.load.requests > worker.fillers and room.disturbs(choice, objective):
-                return inf
-        return room.excess_s(choice, objective)
+            if worker.load.requests > worker.fillers and room.disturbs(choice, service.spec.objective):
+                return room.FILLER
+        return room.settle(choice, service.snapshot, self.rng, received.received_s, turn)
 
     def _wants_tokens(self, service: Service, parsed: ParsedRequest) -> bool:
         return self.tokenizers is not None and self.tokenizers.wants(parsed, service.spec.models)
@@ -277,6 +285,13 @@ class Placing:
         look_up = self._look_up(service, parsed)
         demand = self._demand(service, parsed, frozenset(), look_up)
         return demand, look_up, choose(demand, service.snapshot, self.rng, time.monotonic())
+
+    def held_because(self, service: Service, choice: Choice) -> str | None:
+        """Why a request that came now would wait although this was chosen for it; None when it would go at once."""
+        if self.pending.waiting(service):
+            return "others wait"
+        settled = room.settle(choice, service.snapshot, self.rng, choice.now_s, room.FIRST)
+        return settled.cause.value if isinstance(settled, Held) else None
 
     def _look_up(self, service: Service, parsed: ParsedRequest) -> LookUp | None:
         if parsed.content is None:

@@ -85,6 +85,8 @@ def queue_state(placing: Placing, service: Service, now_s: float) -> dict[str, A
         "priorities": {
             priority.label: {
                 "requests": band.requests,
+                "because": line.held[priority].cause.value if priority in line.held else None,
+                "late": band.late.requests,
                 "bytes": band.size_bytes,
                 "worker_seconds": round(band.cost, 2),
                 "retry_after_s": placing.pending.retry_after_s(service, Claim(priority)),
@@ -98,8 +100,8 @@ def queue_state(placing: Placing, service: Service, now_s: float) -> dict[str, A
 
 def _tenants(band: Band[Any]) -> dict[str, int]:
     """Those with most waiting."""
-    most = sorted(band.flows.values(), key=lambda flow: len(flow.entries), reverse=True)
-    return {flow.tenant: len(flow.entries) for flow in most[:TENANTS_SHOWN_MAX] if flow.entries}
+    most = sorted(band.tenants().items(), key=lambda one: one[1][0], reverse=True)
+    return {tenant: requests for tenant, (requests, _, _) in most[:TENANTS_SHOWN_MAX]}
 
 
 def health_state(health: Health, now_s: float) -> dict[str, Any]:

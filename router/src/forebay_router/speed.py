@@ -24,7 +24,7 @@ two and a half standard errors): equal workers must be exactly equal, or the one
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import lru_cache
-from math import copysign, exp, log, sqrt
+from math import copysign, exp, inf, log, sqrt
 from typing import Final, NamedTuple
 
 from forebay_api.objective import Objective
@@ -88,6 +88,10 @@ _MEASURED: Final = 8
 TRAFFIC_S: Final = 30.0
 """Time over which traffic is averaged."""
 BUSY_MAX: Final = 0.9
+PACE_DEVIATIONS: Final = 1.3
+"""Between the mean pace of a worker that runs as many as it can in time and the objective's: nine answers of ten keep to that."""
+BEYOND_SEEN: Final = 2.0
+"""A line that the capacity model has not planned is believed for so many times as many sequences as were seen at once."""
 SHARE_MAX: Final = 1.45
 """Prompts of a worker over the mean of its pool that are still even."""
 
@@ -163,6 +167,16 @@ class PoolSpeed:
     """Prompt tokens that were computed beside the last answers' sequences."""
     written: float = 0.0
     """Output tokens of the last answers."""
+    company: float = 0.0
+    """Output tokens of all sequences that ran while the last answers were written."""
+    unevenness: float = FIRST_SPREAD**2
+    """Mean square of log(real / expected of so many sequences and the prompts that they bring)."""
+    widest: float = 0.0
+    """The most sequences beside which answers were written of late."""
+    most: float = inf
+    """Requests at once that a worker runs in time; infinite while that is not known. As of the last change."""
+    most_s: float = inf
+    """Within this time per output token."""
     _terms: Terms | None = None
     """As of the last change."""
     _objective: Objective | None = None
@@ -209,7 +223,36 @@ class PoolSpeed:
             1 / objective.tpot_s,
             self.bend.value,
         )
+        self.most_s = objective.tpot_s * exp(-PACE_DEVIATIONS * sqrt(self.unevenness))
+        self.most = self.most_within(self.most_s)
         return terms
+
+    def saw_pace(self, sequences: float, token_s: float) -> None:
+        """An answer took so long for each token beside so many: how far that is from what is expected in the long run."""
+        line = self.output_token
+        steady_s = line.base + self.each_s * sequences
+        deviation = log(min(max(token_s / max(SMALLEST_S, steady_s), 1 / OUTLIER), OUTLIER))
+        self.unevenness += (deviation * deviation - self.unevenness) * max(1 / (line.seen + SEED_WEIGHT), 1 / MEMORY)
+
+    @property
+    def each_s(self) -> float:
+        """What a sequence adds to everybody's seconds per output token in the long run: itself, and prompts that come with it."""
+        line = self.output_token
+        return line.slope + line.second * self.beside / max(1.0, self.company)
+
+    def most_within(self, tpot_s: float) -> float:
+        """Requests at once that write a token each within such a time, infinite where that is not known.
+
+        Known is what was measured; and, where the capacity model has not planned it, not far beyond what was seen. A worker that
+        cannot write even one answer in such a time has no such number.
+        """
+        line = self.output_token
+        each_s = self.each_s
+        if line.seen < MEMORY or each_s <= 0:
+            return inf
+        most = (tpot_s - line.base) / each_s
+        sure = self.seed.origin is Origin.PLANNED or most <= BEYOND_SEEN * self.widest
+        return most if most >= 1 and sure else inf
 
     def saw_adapter(self, seconds: float) -> None:
         """A first token came so much later, its adapter having to be loaded."""
@@ -283,6 +326,12 @@ class Speed:
         if relief_s:
             pool.relief_s.note(now_s, relief_s)
 
+    @property
+    def most(self) -> float:
+        """Requests at once that it runs in time; infinite while that is not known. As of its pool's last terms."""
+        pool, pace = self.pool, self.output_token.value
+        return pool.most if pace == 1.0 else pool.most_within(pool.most_s / pace)
+
     def overrun(self, now_s: float) -> bool:
         """The worker gets more than its share of the pool's prompts, by more than chance explains."""
         fair = self.pool.prompts.at(now_s) / self.pool.workers
@@ -318,8 +367,11 @@ class Speed:
         `prompt` is the tokens of its own prompt, which each of its steps reads.
         """
         pool = self.pool
+        pool.saw_pace(sequences, token_s / self.output_token.value)
         pool.beside += beside - pool.beside / MEMORY
         pool.written += tokens - pool.written / MEMORY
+        pool.company += tokens * sequences - pool.company / MEMORY
+        pool.widest = max(sequences, pool.widest - (pool.widest - sequences) / MEMORY)
         self._observe(pool.output_token, self.output_token, (sequences, beside / tokens), token_s, size=prompt)
 
     def _observe(self, line: Line, factor: Factor, at: tuple[float, float], y: float, *, size: int) -> float:

@@ -6,6 +6,8 @@ What is run is laid over what the JSON already holds, policy by policy, so one p
 
     python -m tests.bench.autoscaler --situation ramp --policy forebay
 
+`--routing forebay` puts the router's own choice, queue and order of service before them, where a situation's is a simple one.
+
 `--quick` is a smoke test: two minutes of each situation, three policies, one seed, in a folder of its own.
 """
 
@@ -16,6 +18,7 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +29,7 @@ from forebay_api.objective import Objective
 from forebay_cli.replay_html import Section, write_page
 from forebay_simulator.fleet.comparing import BOUND, Result, Task, lines_of, run_all
 from forebay_simulator.fleet.courses import Course
+from forebay_simulator.fleet.policies import ROUTING
 from forebay_simulator.fleet.report import Line, Scores, document, table
 
 from .situations import POLICIES, SITUATIONS
@@ -44,6 +48,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="bench-autoscaler", description="Scaling policies side by side.")
     parser.add_argument("--situation", action="append", choices=list(SITUATIONS), help="repeat; all by default")
     parser.add_argument("--policy", action="append", choices=POLICIES, help="repeat; all by default")
+    parser.add_argument(
+        "--routing", choices=tuple(ROUTING), help="another router than the situation's, for all policies"
+    )
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--processes", type=int, default=min(2, os.cpu_count() or 1))
     parser.add_argument("--quick", action="store_true", help="a smoke test of a minute")
@@ -52,7 +59,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     out = given.out or ROOT / "build" / "bench" / ("quick" if given.quick else "")
     seeds = (1,) if given.quick else tuple(range(1, given.seeds + 1))
     policies = tuple(given.policy or (QUICK_POLICIES if given.quick else POLICIES))
-    tasks = tasks_of_all(tuple(given.situation or SITUATIONS), policies, seeds, quick=given.quick)
+    tasks = tasks_of_all(
+        tuple(given.situation or SITUATIONS), policies, seeds, quick=given.quick, routing=given.routing
+    )
     done = run(tasks, given.processes)
     file = out / "autoscaler.json"
     before = json.loads(file.read_text()) if file.exists() else {}
@@ -67,9 +76,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(f"\nwritten: {out}/autoscaler.json, .txt and .html", file=sys.stderr)
 
 
-def tasks_of_all(names: Sequence[str], policies: tuple[str, ...], seeds: tuple[int, ...], *, quick: bool) -> list[Task]:
+def tasks_of_all(
+    names: Sequence[str], policies: tuple[str, ...], seeds: tuple[int, ...], *, quick: bool, routing: str | None = None
+) -> list[Task]:
     """Every run, of one situation after the other."""
     chosen = [SITUATIONS[name].shortened(QUICK_S) if quick else SITUATIONS[name] for name in names]
+    if routing is not None:
+        chosen = [replace(one, routing=routing) for one in chosen]
     return [task for one in chosen for task in one.tasks(policies, seeds)]
 
 

@@ -2,6 +2,7 @@
 
 from itertools import pairwise
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -87,6 +88,68 @@ def test_priority_that_could_not_be_served_gets_no_credit_for_that():
         made.serve(made.head(but={LOW}))
     rest = drain(made)[:50]
     assert 9 <= rest.count("low") <= 11, "a fifth, as if it had come just now"
+
+
+def late(made: FairQueue[str], count: int) -> None:
+    """The next so many turn out to be late."""
+    for _ in range(count):
+        made.set_back(made.head())
+
+
+def test_who_can_be_in_time_goes_before_who_is_late():
+    made = queue()
+    for number in range(3):
+        add(made, f"old {number}", Claim())
+    late(made, 3)
+    for number in range(3):
+        add(made, f"new {number}", Claim())
+    assert drain(made) == ["new 0", "old 0", "new 1", "new 2", "old 1", "old 2"], (
+        "and the first late one at once, as its share"
+    )
+
+
+def test_late_ones_get_the_tenth_part_while_others_can_be_in_time():
+    made = queue()
+    for _ in range(200):
+        add(made, "old", Claim())
+    late(made, 200)
+    for _ in range(200):
+        add(made, "new", Claim())
+    assert drain(made)[:200].count("old") == pytest.approx(20, abs=1)
+
+
+def test_late_requests_of_a_high_priority_keep_its_share():
+    made = queue()
+    for _ in range(100):
+        add(made, "high", Claim(HIGH))
+    late(made, 100)
+    for _ in range(100):
+        add(made, "low", Claim(LOW))
+    assert drain(made)[:34].count("low") == pytest.approx(2, abs=1)
+
+
+def test_who_was_late_alone_owes_nothing_to_those_that_come():
+    """Nor do these owe it anything: while nobody else waited, its places were nobody else's."""
+    made = queue()
+    for _ in range(100):
+        add(made, "old", Claim())
+    late(made, 100)
+    for _ in range(50):
+        made.serve(made.head())
+    for _ in range(50):
+        add(made, "new", Claim())
+    assert drain(made)[:20].count("old") == pytest.approx(2, abs=1)
+
+
+def test_late_request_that_is_due_goes_next():
+    made = queue()
+    for number in range(2):
+        made.add(f"old {number}", Claim(), cost=100.0, size_bytes=1, due_s=5.0)
+    late(made, 2)
+    made.serve(made.head())
+    add(made, "new", Claim())
+    assert made.head(now_s=4.9).item == "new", "late ones have had their part"
+    assert made.head(now_s=5.0).item == "old 1"
 
 
 def test_full_queue_refuses_the_newcomer_when_there_is_one_tenant():
@@ -257,23 +320,30 @@ class QueueMachine(RuleBasedStateMachine):
     )
     def arrive(self, priority, tenant, cost, size):
         claim = Claim(priority, tenant, 1 + "abc".index(tenant))
-        for victim in self.queue.make_room(claim, size):
+        victims = self.queue.make_room(claim, size)
+        for victim in victims:
             assert victim.claim.tenant != tenant
             assert victim.claim.priority is priority
             del self.waiting[victim.item]
-        entry = self.queue.add(self.count, claim, cost=cost, size_bytes=size)
+        if any(not victim.late for victim in victims):
+            left = [one for one in self.waiting.values() if one.claim == victims[0].claim]
+            assert not any(one.late for one in left), "who is late goes first"
+        entry = self.queue.add(self.count, claim, cost=cost, size_bytes=size, due_s=self.count % 3 - 1.0)
         if entry is not None:
             self.waiting[self.count] = entry
         self.count += 1
 
-    @rule(but=st.sets(st.sampled_from(Priority), max_size=3))
-    def serve(self, but):
-        entry = self.queue.head(but)
+    @rule(but=st.sets(st.sampled_from(Priority), max_size=3), late=st.booleans(), now_s=st.sampled_from([-1.0, 1.0]))
+    def serve(self, but, late, now_s):
+        entry = self.queue.head(but, now_s)
         possible = [one for one in self.waiting.values() if one.claim.priority not in but]
         assert (entry is None) == (not possible), "work conserving"
         if entry is not None:
-            same = [one.number for one in possible if one.claim == entry.claim]
+            same = [one.number for one in possible if (one.claim, one.late) == (entry.claim, entry.late)]
             assert entry.number == min(same), "a tenant's own are served in order"
+            if late and not entry.late:
+                self.queue.set_back(entry)
+                return
             self.queue.serve(entry)
             del self.waiting[entry.item]
 
@@ -294,8 +364,10 @@ class QueueMachine(RuleBasedStateMachine):
             assert band.requests == len(own) <= self.LIMIT
             assert band.size_bytes == sum(entry.size_bytes for entry in own) <= self.BYTES
             assert abs(band.cost - sum(entry.cost for entry in own)) < 1e-6
-            assert sum(bool(flow.entries) for flow in band.flows.values()) <= len(own)
-            assert band.requests or not band.flows, "nobody is remembered in an empty queue"
+            assert band.late.requests == sum(entry.late for entry in own)
+            assert sum(requests for requests, _, _ in band.tenants().values()) == len(own)
+            for lane in (band.timely, band.late):
+                assert lane.requests or not lane.flows, "nobody is remembered in an empty queue"
 
 
 QueueMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
@@ -312,7 +384,7 @@ def test_tenants_that_come_and_go_are_forgotten():
     for number in range(300):
         add(made, "x", Claim(tenant=f"t{number}"))
         made.serve(made.head())
-        assert len(made.bands[NORMAL].flows) <= made.requests + 65
+        assert len(made.bands[NORMAL].timely.flows) <= made.requests + 65
 
 
 def test_virtual_time_only_goes_on_while_somebody_waits():

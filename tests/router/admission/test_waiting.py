@@ -11,6 +11,7 @@ from forebay_router.speed import Origin, Seed
 from tests.router.harness import Reply, ask, chat, request_bytes, routed, until
 from tests.router.scripted import completion, hello, workers
 
+PATH = "/v1/chat/completions"
 WAITING = "waiting"
 """Name of the tasks of clients that wait."""
 ONE = ("--worker-limit", "1")
@@ -263,12 +264,12 @@ def long_chat(number: int):
 
 
 async def test_request_waits_here_while_every_engine_has_more_than_it_can_do_in_time():
-    """And goes when the prompts queued there have come down to the objective's time: no event is needed for that."""
+    """And goes when the prompts queued there have come down to half of the objective's time: no event is needed for that."""
 
     async def slow(asked, wire):
         await asyncio.sleep(30)
 
-    async with workers(slow) as [worker], routed(worker, flags=("--objective-ttft", "500ms")) as router:
+    async with workers(slow) as [worker], routed(worker, flags=("--objective-ttft", "1s")) as router:
         measured(router)
         clients = []
         for number in range(1, 6):
@@ -276,7 +277,7 @@ async def test_request_waits_here_while_every_engine_has_more_than_it_can_do_in_
             clients.append(client)
             await client.send(request_bytes(long_chat(number)))
             await until(lambda number=number: router.stats.arrived == number, "it arrives")
-        await until(lambda: len(worker.asked) == 3, "no more than fit the objective's time, and the one on top")
+        await until(lambda: len(worker.asked) == 3, "no more than fit half of the objective's time, and the one on top")
         assert router.stats.pending == 2
         for client in clients:
             client.leave()
@@ -290,12 +291,89 @@ async def test_waiting_request_goes_when_a_first_token_comes():
         await first_tokens.wait()
         await wire.tokens("x")
 
-    async with workers(slow) as [worker], routed(worker, flags=("--objective-ttft", "500ms")) as router:
+    async with workers(slow) as [worker], routed(worker, flags=("--objective-ttft", "1s")) as router:
         measured(router)
         asking = [asyncio.create_task(ask(router, long_chat(number))) for number in range(6)]
         await until(lambda: router.stats.pending >= 3, "the rest waits")
         first_tokens.set()
         assert [reply.text() for reply in await asyncio.gather(*asking)] == ["x"] * 6
+
+
+PACED = Seed(0.001, 1e-5, 0.001, 0.006, Origin.PLANNED)
+"""Four sequences keep to 25 ms a token."""
+
+
+def paced(router) -> None:
+    """Make the pool's speed known, as many even answers would have done."""
+    for speed in router.service.speeds.values():
+        speed.plan(PACED)
+        speed.first_token.seen = speed.output_token.seen = 1000
+        speed.unevenness = 1e-4
+
+
+async def in_flight(router, worker, count: int) -> list[asyncio.Task[Reply]]:
+    made = [
+        asyncio.create_task(ask(router, chat(user=str(number), stream=True)), name=WAITING) for number in range(count)
+    ]
+    await until(lambda: router.stats.arrived == count, "they arrive")
+    return made
+
+
+async def test_request_waits_here_while_every_worker_runs_as_many_as_it_can_in_time():
+    """And is told why, by /state and to whoever asks what would be done; it goes when one of them ends."""
+    turns = asyncio.Semaphore(0)
+
+    async def answer(asked, wire):
+        await turns.acquire()
+        await wire.tokens("y")
+
+    async with workers(answer) as [worker], routed(worker) as router:
+        paced(router)
+        asking = await in_flight(router, worker, 6)
+        await until(lambda: len(worker.asked) == 4, "as many as run in time")
+        assert router.stats.pending == 2
+        async with httpx.AsyncClient() as client:
+            (service,) = (await client.get(router.control + "/state")).json()["services"]
+            told = (await client.post(router.control + "/explain", params={"path": PATH}, json=chat())).json()
+        assert told["held"] == "others wait"
+        assert (
+            service["queue"]["priorities"]["normal"]["because"]
+            == "every worker runs as many requests as it can in time"
+        )
+        turns.release()
+        await until(lambda: len(worker.asked) == 5, "one has ended, the next one goes")
+        assert router.stats.pending == 1
+        for _ in range(5):
+            turns.release()
+        assert {reply.status for reply in await asyncio.gather(*asking)} == {200}
+
+
+async def test_request_that_is_due_goes_although_it_slows_the_others_down():
+    """An objective that cannot be kept makes nobody wait for ever."""
+
+    async def answer(asked, wire):
+        await asyncio.sleep(30)
+
+    async with workers(answer) as [worker], routed(worker, flags=("--first-byte-timeout", "1s")) as router:
+        paced(router)
+        asking = await in_flight(router, worker, 4)
+        await until(lambda: len(worker.asked) == 4, "as many as run in time")
+        asking.append(asyncio.create_task(ask(router, chat(user="4", stream=True)), name=WAITING))
+        await until(lambda: router.stats.pending == 1, "it waits")
+        await until(lambda: len(worker.asked) == 5, "for half of the time that its first byte may take")
+        for one in asking:
+            one.cancel()
+        await asyncio.gather(*asking, return_exceptions=True)
+
+
+async def test_who_can_be_in_time_goes_before_who_is_late():
+    async with busy("--objective-ttft", "300ms") as (router, gate):
+        old = [await wait_in(router, f"old {number}") for number in range(3)]
+        await asyncio.sleep(0.35)
+        new = [await wait_in(router, f"new {number}") for number in range(2)]
+        gate.finish()
+        assert [reply.status for reply in await asyncio.gather(*old, *new)] == [200] * 5
+        assert gate.served[:2] == ["first", "new 0"]
 
 
 async def test_queue_is_shown_in_state_and_metrics():

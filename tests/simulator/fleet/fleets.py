@@ -13,8 +13,8 @@ OBJECTIVE = Objective(ttft_s=1.0, tpot_s=0.025, target=0.95)
 ENGINE = EngineSpec(block_tokens=64)
 
 
-def mixed(replicas: int, **fields: object) -> FleetSpec:
-    pool = PoolSpec(name="mixed", role=Role.MIXED, replicas=replicas, engine=ENGINE, startup_s=(20.0, 20.0))
+def mixed(replicas: int, *, engine: EngineSpec = ENGINE, **fields: object) -> FleetSpec:
+    pool = PoolSpec(name="mixed", role=Role.MIXED, replicas=replicas, engine=engine, startup_s=(20.0, 20.0))
     return FleetSpec(pools=(pool,), objective=OBJECTIVE, **fields)
 
 

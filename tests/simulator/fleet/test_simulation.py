@@ -17,7 +17,7 @@ from forebay_simulator.fleet.policies import ROUTING
 from forebay_simulator.fleet.report import Line, document, imbalance_of, interval, scores_of, table
 from forebay_simulator.fleet.scenarios import SCENARIOS
 from forebay_simulator.fleet.spec import EngineSpec, FleetSpec, PoolSpec, mocker_engine
-from forebay_simulator.fleet.traces.generators import constant, fixed, generate, sinusoid
+from forebay_simulator.fleet.traces.generators import chat, constant, fixed, generate, sinusoid
 from forebay_simulator.fleet.traces.trace import Arrival, Trace
 
 from .fleets import ENGINE, OBJECTIVE, chats, mixed, run, split
@@ -263,6 +263,17 @@ def test_a_steady_load_is_served_at_its_rate():
     trace = generate("steady", constant(12), fixed(500, 20), duration_s=60, seed=9)
     assert len(trace.arrivals) == pytest.approx(720, rel=0.1)
     assert scores_of(run(mixed(2), trace)).goodput_per_s == pytest.approx(trace.rate_per_s, rel=0.03)
+
+
+def test_what_a_worker_cannot_run_in_time_waits_and_the_rest_is_in_time():
+    """Half as much again as one worker does. Sent at once, nearly all are too slow; held back, some are late, most good."""
+    trace = generate("flood", constant(20), chat, duration_s=60, seed=3)
+    fleet = mixed(1, engine=replace(ENGINE, block_tokens=128, prefix_caching=False))
+    at_once, held = (scores_of(run(fleet, trace, routing=one)) for one in ("least-load", "forebay"))
+    assert at_once.slow_tokens > 0.8 * len(trace.arrivals)
+    assert held.attainment > 0.6 > 3 * at_once.attainment
+    assert held.slow_tokens < 0.1 * len(trace.arrivals)
+    assert held.rejected == held.failed == 0, "late ones are answered, too"
 
 
 def test_a_request_that_is_held_twice_waits_its_time_twice():

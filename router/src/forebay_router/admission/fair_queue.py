@@ -1,77 +1,45 @@
-"""A bounded queue that serves priorities and tenants in proportion. Pure: no loop, no clock.
+"""A bounded queue that serves priorities and tenants in proportion, and first who can still be in time. Pure: no loop, no clock.
 
-Two levels of start-time fair queueing. Each priority has a share (`SHARES`), each tenant within a priority another (its
-weight). What is shared is cost: predicted seconds of a worker's time. A request's start tag is where its flow's last one ended,
-in virtual time, but not before the virtual time that has been reached; the lowest start tag is served, the oldest request first
-among equal ones; a served request ends at its start plus cost / share.
+Three levels of start-time fair queueing. Each priority has a share (`SHARES`); within a priority those that can still meet their
+objective and those that cannot any more each have one (`TIMELY_SHARE`, the rest); each tenant within these another (its weight).
+What is shared is cost: predicted seconds of a worker's time. A request's start tag is where its flow's last one ended, in virtual
+time, but not before the virtual time that has been reached; the lowest start tag is served, the oldest request first among equal
+ones; a served request ends at its start plus cost / share.
 
 Laws (the tests state them):
 
 - work conserving: whatever waits is served when nothing else does
-- over any time in which two tenants of one priority both wait, what they get, each divided by its weight, differs by at most the
-  largest cost of the one over its weight plus the largest of the other over its own; so too for two priorities
-- nobody starves: under any load each priority gets its share of what all those that wait have, and each tenant of that
+- over any time in which two tenants of one priority both wait, both in time or both late, what they get, each divided by its
+  weight, differs by at most the largest cost of the one over its weight plus the largest of the other over its own; so too for
+  two priorities
+- nobody starves: under any load each priority gets its share of what all those that wait have, those that are late the tenth
+  part of that while others can be in time, and each tenant its share of either
 
 Priorities are shares and not strict, so the last law needs no ageing. Ageing would undo priorities just when they matter: in a
 long queue all are old. With 16 : 4 : 1 a high request that comes to a queue of normal ones is the next but one.
 
+Who is late is not for the queue to know: whoever serves it finds out at the head and says `set_back`. First come, first served
+makes everybody late once a queue is longer than the objective's time, for as long as it stays so; a place that a late request
+takes from one that could be in time is lost to both.
+
 Bounds are those of each priority: requests, and bytes of their bodies. A full queue refuses the newcomer, unless another tenant
-has more waiting by its weight than the newcomer's would have: then that tenant's newest make room. So a tenant that floods the
-queue refuses its own.
+has more waiting by its weight than the newcomer's would have: then that tenant's newest make room, late ones before others. So a
+tenant that floods the queue refuses its own.
 
 A priority may be passed over (`head` has `but`): it gets no credit for the time in which it could not be served.
 """
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
-from heapq import heappop, heappush
-from typing import Final, Generic, TypeVar
+from math import inf
+from typing import Final, Generic
 
 from forebay_router.admission.claim import Claim, Priority
-
-Item = TypeVar("Item")
+from forebay_router.admission.lane import COST_MIN, Entry, Item, Lane
 
 SHARES: Final = {Priority.HIGH: 16, Priority.NORMAL: 4, Priority.LOW: 1}
-_IDLE_KEPT: Final = 64
-_COST_MIN: Final = 1e-9
-"""A request that costs nothing would be served for ever."""
-
-
-@dataclass(slots=True, eq=False)
-class Entry(Generic[Item]):
-    """One request that waits."""
-
-    item: Item
-    claim: Claim
-    cost: float
-    size_bytes: int
-    number: int
-    """In the order of arrival."""
-    waiting: bool = True
-    """In the queue; false once served, removed or evicted."""
-
-
-@dataclass(slots=True, eq=False)
-class Flow(Generic[Item]):
-    """What waits of one tenant at one priority."""
-
-    tenant: str
-    weight: int
-    start: float = 0.0
-    """Start tag of the first that waits."""
-    end: float = 0.0
-    """Where the last served one ended."""
-    entries: dict[int, Entry[Item]] = field(default_factory=dict)
-    """By number, oldest first."""
-    cost: float = 0.0
-    size_bytes: int = 0
-    place: int = 0
-    """Which of its places in the band's order counts."""
-
-    @property
-    def head(self) -> Entry[Item]:
-        """The oldest."""
-        return next(iter(self.entries.values()))
+TIMELY_SHARE: Final = 9
+"""Of what a priority gets, those that can still be in time have 9 parts, late ones 1."""
 
 
 @dataclass(slots=True)
@@ -82,78 +50,72 @@ class Band(Generic[Item]):
     end: float = 0.0
     """Where its last served request ended, in the queue's virtual time."""
     reached: float = 0.0
-    """Its own virtual time: the start tag of the last that was served."""
-    flows: dict[str, Flow[Item]] = field(default_factory=dict)
-    """By tenant; one that has nothing waiting is kept while it is ahead of its share."""
-    order: list[tuple[float, int, int, Flow[Item]]] = field(default_factory=list)
-    """Heap of (start tag, number, place, flow); outdated ones are passed over."""
-    requests: int = 0
-    size_bytes: int = 0
-    cost: float = 0.0
+    """Its own virtual time: where the last that was served began."""
+    timely: Lane[Item] = field(default_factory=lambda: Lane(TIMELY_SHARE))
+    late: Lane[Item] = field(default_factory=lambda: Lane(1))
 
-    def first(self) -> Flow[Item] | None:
-        """The flow to be served next."""
-        order = self.order
-        while order:
-            _, _, place, flow = order[0]
-            if flow.entries and flow.place == place:
-                return flow
-            heappop(order)
-        return None
+    @property
+    def requests(self) -> int:
+        """How many wait."""
+        return self.timely.requests + self.late.requests
 
-    def add(self, entry: Entry[Item]) -> None:
-        """One more waits."""
-        claim = entry.claim
-        flow = self.flows.get(claim.tenant)
-        if flow is None:
-            flow = self.flows[claim.tenant] = Flow(claim.tenant, claim.weight)
-        flow.weight = claim.weight
-        flow.entries[entry.number] = entry
-        if len(flow.entries) == 1:
-            self._put(flow, max(self.reached, flow.end))
-        self._count(flow, entry, 1)
+    @property
+    def size_bytes(self) -> int:
+        """Of their bodies."""
+        return self.timely.size_bytes + self.late.size_bytes
+
+    @property
+    def cost(self) -> float:
+        """Of all of them."""
+        return self.timely.cost + self.late.cost
+
+    def lane_of(self, entry: Entry[Item]) -> Lane[Item]:
+        """Where it waits."""
+        return self.late if entry.late else self.timely
+
+    def tenants(self) -> dict[str, tuple[int, int, int]]:
+        """Requests that wait, bytes of their bodies and weight, by tenant."""
+        found: dict[str, tuple[int, int, int]] = {}
+        for lane in (self.timely, self.late):
+            for flow in lane.flows.values():
+                requests, size_bytes, _ = found.get(flow.tenant, (0, 0, 0))
+                if flow.entries:
+                    found[flow.tenant] = (requests + len(flow.entries), size_bytes + flow.size_bytes, flow.weight)
+        return found
+
+    def newest(self, tenant: str) -> Iterator[Entry[Item]]:
+        """All that a tenant has waiting, the newest first, late ones before others."""
+        for lane in (self.late, self.timely):
+            flow = lane.flows.get(tenant)
+            if flow is not None:
+                yield from reversed(flow.entries.values())
+
+    def first(self, now_s: float) -> Entry[Item] | None:
+        """Who is to be served next."""
+        timely, late = self.timely, self.late
+        flow = late.first()
+        if flow is None or (
+            flow.head.due_s > now_s and timely.requests and max(self.reached, late.end) >= max(self.reached, timely.end)
+        ):
+            flow = timely.first()
+        return None if flow is None else flow.head
+
+    def serve(self, entry: Entry[Item]) -> None:
+        """The first gets its turn."""
+        lane = self.lane_of(entry)
+        self.reached = max(self.reached, lane.end)
+        lane.end = self.reached + max(COST_MIN, entry.cost) / lane.share
+        lane.serve(entry)
+        self._settle()
 
     def drop(self, entry: Entry[Item]) -> None:
         """It waits no more."""
-        flow = self.flows[entry.claim.tenant]
-        del flow.entries[entry.number]
-        entry.waiting = False
-        self._count(flow, entry, -1)
+        self.lane_of(entry).drop(entry)
+        self._settle()
+
+    def _settle(self) -> None:
         if not self.requests:
-            self.flows.clear()
-            self.order.clear()
-            self.reached = 0.0
-        elif not flow.entries and flow.end <= self.reached:
-            del self.flows[flow.tenant]
-
-    def serve(self, entry: Entry[Item]) -> None:
-        """The first of the first flow gets its turn."""
-        flow = self.flows[entry.claim.tenant]
-        self.reached = flow.start
-        flow.end = flow.start + max(_COST_MIN, entry.cost) / flow.weight
-        self.drop(entry)
-        if flow.entries:
-            self._put(flow, flow.end)
-        elif len(self.flows) > self.requests + _IDLE_KEPT:
-            self._forget_idle()
-
-    def _put(self, flow: Flow[Item], start: float) -> None:
-        flow.start = start
-        flow.place += 1
-        heappush(self.order, (start, flow.head.number, flow.place, flow))
-
-    def _count(self, flow: Flow[Item], entry: Entry[Item], sign: int) -> None:
-        self.requests += sign
-        self.size_bytes += sign * entry.size_bytes
-        self.cost = self.cost + sign * entry.cost if self.requests else 0.0
-        flow.size_bytes += sign * entry.size_bytes
-        flow.cost = flow.cost + sign * entry.cost if flow.entries else 0.0
-
-    def _forget_idle(self) -> None:
-        """Tenants' names may be made up: of those with nothing waiting, only those most ahead of their share are kept."""
-        idle = sorted((flow for flow in self.flows.values() if not flow.entries), key=lambda flow: flow.end)
-        for flow in idle[: -_IDLE_KEPT // 2]:
-            del self.flows[flow.tenant]
+            self.reached = self.timely.end = self.late.end = 0.0
 
 
 @dataclass(slots=True)
@@ -175,17 +137,18 @@ class FairQueue(Generic[Item]):
     def __iter__(self) -> Iterator[Entry[Item]]:
         """All that wait, in no particular order."""
         for band in self.bands.values():
-            for flow in band.flows.values():
-                yield from flow.entries.values()
+            for lane in (band.timely, band.late):
+                for flow in lane.flows.values():
+                    yield from flow.entries.values()
 
-    def add(self, item: Item, claim: Claim, *, cost: float, size_bytes: int) -> Entry[Item] | None:
+    def add(self, item: Item, claim: Claim, *, cost: float, size_bytes: int, due_s: float = inf) -> Entry[Item] | None:
         """Let a request wait; None when the queue is full for it. `make_room` first may help."""
         band = self.bands[claim.priority]
         if band.requests >= self.requests_max or band.size_bytes + size_bytes > self.size_bytes_max:
             return None
         self._arrivals += 1
-        entry = Entry(item, claim, cost, size_bytes, self._arrivals)
-        band.add(entry)
+        entry = Entry(item, claim, cost, size_bytes, self._arrivals, due_s)
+        band.timely.add(entry)
         self.requests += 1
         return entry
 
@@ -196,33 +159,29 @@ class FairQueue(Generic[Item]):
         over_bytes = band.size_bytes + size_bytes - self.size_bytes_max
         if over <= 0 and over_bytes <= 0:
             return []
-        by_bytes = over <= 0
-
-        def held(flow: Flow[Item]) -> int:
-            return flow.size_bytes if by_bytes else len(flow.entries)
-
-        most = max(band.flows.values(), key=lambda flow: held(flow) / flow.weight, default=None)
-        own = band.flows.get(claim.tenant)
-        if most is None or most is own:
+        by = 1 if over <= 0 else 0
+        held = band.tenants()
+        most = max(held, key=lambda tenant: held[tenant][by] / held[tenant][2], default=None)
+        if most is None or most == claim.tenant:
             return []
-        wanted = (size_bytes if by_bytes else 1) + (held(own) if own else 0)
-        to_give = held(most) - wanted * most.weight / claim.weight
+        own = held.get(claim.tenant, (0, 0))[by]
+        to_give = held[most][by] - ((size_bytes if by else 1) + own) * held[most][2] / claim.weight
         victims: list[Entry[Item]] = []
-        for entry in reversed(most.entries.values()):
+        for entry in band.newest(most):
             if (over <= 0 and over_bytes <= 0) or to_give <= 0:
                 break
             victims.append(entry)
             over -= 1
             over_bytes -= entry.size_bytes
-            to_give -= entry.size_bytes if by_bytes else 1
+            to_give -= entry.size_bytes if by else 1
         if over > 0 or over_bytes > 0:
             return []
         for entry in victims:
             self.remove(entry)
         return victims
 
-    def head(self, but: Collection[Priority] = ()) -> Entry[Item] | None:
-        """Who is next, some priorities passed over."""
+    def head(self, but: Collection[Priority] = (), now_s: float = -inf) -> Entry[Item] | None:
+        """Who is next, some priorities passed over. Of late ones the first goes before others once it is due."""
         best: tuple[float, int] | None = None
         found = None
         for priority, band in self.bands.items():
@@ -230,20 +189,34 @@ class FairQueue(Generic[Item]):
                 rank = (max(self.reached, band.end), -priority)
                 if best is None or rank < best:
                     best, found = rank, band
-        flow = found.first() if found is not None else None
-        return flow.head if flow is not None else None
+        return found.first(now_s) if found is not None else None
+
+    def due_s(self, priority: Priority) -> float:
+        """When the first of its lane becomes due at a priority; infinite while nobody waits there."""
+        band = self.bands[priority]
+        flows = (band.timely.first(), band.late.first())
+        return min((flow.head.due_s for flow in flows if flow is not None), default=inf)
+
+    def set_back(self, entry: Entry[Item]) -> None:
+        """It turned out that it cannot be in time any more: from now on it waits with those that are late."""
+        band = self.bands[entry.claim.priority]
+        band.timely.drop(entry)
+        entry.late = True
+        band.late.add(entry)
 
     def serve(self, entry: Entry[Item]) -> None:
         """The head gets its turn."""
         band = self.bands[entry.claim.priority]
         self.reached = max(self.reached, band.end)
-        band.end = self.reached + max(_COST_MIN, entry.cost) / band.share
+        band.end = self.reached + max(COST_MIN, entry.cost) / band.share
+        entry.waiting = False
         band.serve(entry)
         self._one_less()
 
     def remove(self, entry: Entry[Item]) -> None:
         """It does not wait any longer: nothing is charged."""
         if entry.waiting:
+            entry.waiting = False
             self.bands[entry.claim.priority].drop(entry)
             self._one_less()
 
@@ -257,10 +230,12 @@ class FairQueue(Generic[Item]):
     def cost_ahead(self, claim: Claim) -> float:
         """What will be served before a newcomer with this claim, at the shares of those who wait now."""
         band = self.bands[claim.priority]
-        total = sum(one.cost for one in self.bands.values())
-        own = band.flows.get(claim.tenant)
+        lane = band.timely
+        own = lane.flows.get(claim.tenant)
         if own is None or not own.entries:
             return 0.0
+        total = sum(one.cost for one in self.bands.values())
         shares = sum(one.share for one in self.bands.values() if one.requests)
-        weights = sum(flow.weight for flow in band.flows.values() if flow.entries)
-        return min(total, own.cost * (shares / band.share) * (weights / own.weight))
+        lanes = (TIMELY_SHARE + 1) / TIMELY_SHARE if band.late.requests else 1.0
+        weights = sum(flow.weight for flow in lane.flows.values() if flow.entries)
+        return min(total, own.cost * (shares / band.share) * lanes * (weights / own.weight))

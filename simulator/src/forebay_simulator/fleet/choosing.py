@@ -12,6 +12,8 @@ from collections.abc import Callable
 from random import Random
 
 from forebay_router.accounting import Record
+from forebay_router.admission import room
+from forebay_router.admission.room import Held
 from forebay_router.choose import Snapshot, choose
 from forebay_router.index.approximate import ApproximateIndex
 from forebay_router.index.content import ENDS, Content
@@ -58,7 +60,7 @@ class Forebay:
         self._trips: dict[int, Trip] = {}
         self._snapshot: Snapshot | None = None
 
-    def choose(self, job: Job, demand: Demand, snapshot: Snapshot, now_s: float) -> Placement | None:
+    def choose(self, job: Job, demand: Demand, snapshot: Snapshot, now_s: float) -> Placement | Held | None:
         """As the router does, with the same knowledge."""
         self._meet(snapshot)
         look_up = self._look_up(job)
@@ -73,6 +75,11 @@ class Forebay:
         choice = choose(demand, snapshot, self._chance, now_s)
         if choice is None:
             return None
+        if not job.tried:
+            settled = room.settle(choice, snapshot, self._chance, job.at_s, job.turn)
+            if isinstance(settled, Held):
+                return settled
+            choice = settled
         computes = choice.prefill or choice.worker
         dispatch = self._index.sent(computes.uid, look_up)
         self._trips[job.number] = Trip.begin(choice, look_up, dispatch, now_s)

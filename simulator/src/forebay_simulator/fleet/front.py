@@ -5,18 +5,25 @@
                worker, which fetches the KV -> answer
 
 As in the router, both leases of a pair are taken when it is chosen; the prefill lease ends with its leg. Requests for which no
-worker is ready are held in order, in bounded number and time, and then rejected. A request whose worker dies before its first
+worker is ready, or which the policy holds back (the router's own does, by its `admission.room`), wait in the router's own queue
+and order, in bounded number and time, and are then rejected. A request whose worker dies before its first
 token is sent to another one; after it, it is cut off.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import inf, isfinite
 
 from forebay_api.modelservice import Role
 from forebay_api.objective import Outcome, Verdict
+from forebay_router.admission import room
+from forebay_router.admission.claim import Claim
+from forebay_router.admission.fair_queue import FairQueue
+from forebay_router.admission.lane import Entry
+from forebay_router.admission.room import Held, Turn
+from forebay_router.admission.turns import LOOK_AGAIN_MIN_S, give_out
 from forebay_router.predicting import Demand
 from forebay_simulator.engine.request import Request
 from forebay_simulator.fleet.agenda import Agenda, Rank
@@ -30,6 +37,8 @@ from forebay_simulator.fleet.workers import Hooks
 
 PREFILL_LEG = "p"
 """Marks the id of a request's leg on a prefill worker."""
+_CLAIM = Claim()
+"""All are of one tenant and priority."""
 
 
 @dataclass(slots=True)
@@ -61,7 +70,11 @@ class Front:
     members: Members = field(init=False)
     counts: RouterCounts = field(default_factory=RouterCounts)
     pool_in_flight: dict[str, int] = field(default_factory=dict)
-    held: deque[Job] = field(default_factory=deque)
+    queue: FairQueue[Job] = field(init=False)
+    """Requests that wait."""
+    _serving: bool = False
+    _looks: int = 0
+    """How often places were given out."""
     _leases: int = 0
     """Taken so far."""
     _legs: dict[str, _Leg] = field(default_factory=dict)
@@ -70,6 +83,10 @@ class Front:
     """Tokens of prompt and answer that the roomiest worker that answers takes."""
     _prompt_room: int = 0
     """Tokens of the longest prompt that a worker computes."""
+
+    def __post_init__(self) -> None:
+        """Nobody waits."""
+        self.queue = FairQueue(self.spec.hold_max, 1)
 
     @property
     def hooks(self) -> Hooks:
@@ -95,7 +112,7 @@ class Front:
         self.counts.in_flight += 1
         if self._too_long(job):
             self._end(job, Outcome.REJECTED)
-        elif self.held or not self._place(job):
+        elif self.queue.requests or self._place(job, room.FIRST) is not None:
             self._hold(job)
 
     def _too_long(self, job: Job) -> bool:
@@ -104,42 +121,77 @@ class Front:
         return one.prompt_tokens + one.output_tokens > self._answer_room or one.prompt_tokens > self._prompt_room
 
     def _hold(self, job: Job) -> None:
-        if len(self.held) >= self.spec.hold_max:
+        now_s = self.agenda.now_s
+        any_worker = next(iter(self.members.snapshot.by_uid.values()), None)
+        cost = room.cost_s(self._demand(job, splittable=False), any_worker)
+        due_s = job.at_s + room.PACED_SHARE * self.spec.first_byte_s
+        entry = self.queue.add(job, _CLAIM, cost=cost, size_bytes=0, due_s=due_s)
+        if entry is None:
             self._end(job, Outcome.REJECTED)
             return
-        self.held.append(job)
         self.counts.pending += 1
-        job.hold_ends_s = self.agenda.now_s + self.spec.hold_s
-        self.agenda.at(job.hold_ends_s, lambda: self._give_up(job))
+        self.agenda.at(now_s + self.spec.hold_s, lambda: self._give_up(entry))
+        self._serve_held()
 
-    def _give_up(self, job: Job) -> None:
-        if job in self.held and job.hold_ends_s <= self.agenda.now_s:  # it may have been placed and be held anew
-            self.held.remove(job)
-            self.counts.pending -= 1
-            self._end(job, Outcome.REJECTED)
+    def _give_up(self, entry: Entry[Job]) -> None:
+        """It waited in vain: for a worker, or for room as long as a first byte may take."""
+        if not entry.waiting:
+            return
+        limit_s = entry.item.at_s + self.spec.first_byte_s
+        if self.agenda.now_s < limit_s and not self.members.snapshot.empty:
+            self.agenda.at(limit_s, lambda: self._give_up(entry))
+            return
+        self.queue.remove(entry)
+        self.counts.pending -= 1
+        self._end(entry.item, Outcome.REJECTED)
 
     def _serve_held(self) -> None:
-        while self.held and self._place(self.held[0]):
-            self.held.popleft()
-            self.counts.pending -= 1
+        if not self.queue.requests or self._serving:
+            return
+        now_s = self.agenda.now_s
+
+        def take(entry: Entry[Job]) -> Held | None:
+            why = self._place(entry.item, Turn(entry.late, now_s >= entry.due_s))
+            if why is None:
+                self.counts.pending -= 1
+            return why
+
+        self._serving = True
+        held = give_out(self.queue, take, now_s)
+        self._serving = False
+        self._looks += 1
+        again_s = min((why.again_s for why in held.values()), default=inf)
+        if isfinite(again_s):
+            looks = self._looks
+            self.agenda.at(now_s + max(LOOK_AGAIN_MIN_S, again_s), lambda: self._look_again(looks))
+
+    def _look_again(self, looks: int) -> None:
+        if looks == self._looks:  # nobody looked since
+            self._serve_held()
 
     # ---- placing
 
-    def _place(self, job: Job) -> bool:
-        snapshot = self.routers.snapshot(job)
-        demand = Demand(
+    def _demand(self, job: Job, *, splittable: bool) -> Demand:
+        return Demand(
             prompt_tokens=job.arrival.prompt_tokens,
             output_tokens=self.spec.expected_output_tokens,
-            splittable=bool(snapshot.prefill),
+            splittable=splittable,
             excluded=job.tried,
+            objective=self.spec.objective,
         )
-        if not snapshot.mixed and not snapshot.decode:
-            return False
+
+    def _place(self, job: Job, turn: Turn) -> Held | None:
+        """Send a request where the policy says; or why it is not sent yet."""
+        snapshot = self.routers.snapshot(job)
+        if snapshot.empty:
+            return room.NO_WORKER
+        demand = self._demand(job, splittable=bool(snapshot.prefill))
+        job.turn = turn
         placement = self.routers.routing(job).choose(job, demand, snapshot, self.agenda.now_s)
-        if placement is None:
-            return False
-        self._send(job, placement)
-        return True
+        if isinstance(placement, Placement):
+            self._send(job, placement)
+            return None
+        return placement or room.NO_WORKER
 
     def _send(self, job: Job, placement: Placement) -> None:
         one, number = job.arrival, str(job.number)
@@ -188,6 +240,7 @@ class Front:
         self.routers.released(leg.job, leg.number)
         if not load.requests:
             self.members.idle(leg.member)
+        self._serve_held()
 
     # ---- what engines tell
 
@@ -203,6 +256,7 @@ class Front:
         if request is leg.job.answer:
             leg.job.first_token_s = now_s
             self.counts.ttft.observe(now_s - leg.job.at_s)
+        self._serve_held()
 
     def _finished(self, request: Request, now_s: float) -> None:
         leg = self._legs.get(request.request_id)
@@ -279,7 +333,7 @@ class Front:
             self._end(job, Outcome.FAILED)
             return
         self.counts.retries += 1
-        if not self._place(job):
+        if self._place(job, room.ANYHOW) is not None:
             self._hold(job)
 
     def _end(self, job: Job, outcome: Outcome) -> None:

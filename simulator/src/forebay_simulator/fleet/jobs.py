@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from forebay_api.objective import Objective, Outcome, Verdict, judge, time_per_output_token_s
+from forebay_router.admission import room
+from forebay_router.admission.room import Turn
 from forebay_simulator.engine.request import Request
 from forebay_simulator.fleet.traces.trace import Arrival, Trace, TraceError
 
@@ -65,8 +67,8 @@ class Job:
     prefill_worker: str = ""
     tried: frozenset[str] = frozenset()
     """Workers that failed on it."""
-    hold_ends_s: float = 0.0
-    """When it is given up, while it is held."""
+    turn: Turn = room.FIRST
+    """How it comes to be placed."""
     prefilled_s: float | None = None
     """When its leg on a prefill worker ended."""
     first_token_s: float | None = None

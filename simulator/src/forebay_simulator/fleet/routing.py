@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Protocol
 
+from forebay_router.admission.room import Held
 from forebay_router.choose import Snapshot
 from forebay_router.predicting import Candidate, Demand
 from forebay_simulator.fleet.jobs import Job
@@ -37,8 +38,8 @@ class Placement:
 class Routing(Protocol):
     """A routing policy with whatever it remembers."""
 
-    def choose(self, job: Job, demand: Demand, snapshot: Snapshot, now_s: float) -> Placement | None:
-        """The worker, or pair, for a request; None when none can take it. Carried out if it is not None."""
+    def choose(self, job: Job, demand: Demand, snapshot: Snapshot, now_s: float) -> Placement | Held | None:
+        """The worker, or pair, for a request, to be carried out; why it is held, or None when no worker can take it."""
         ...
 
     def ended(self, job: Job) -> None:

@@ -147,8 +147,10 @@ class FleetSpec:
     """What the autoscaler may use."""
     hold_s: float = 30.0
     """Longest wait of a request for a worker, as the router has it."""
-    hold_max: int = 1000
+    hold_max: int = 4000
     """Most requests that wait."""
+    first_byte_s: float = 120.0
+    """Longest wait of a request for room on workers, as the router has it."""
     attempts_max: int = 3
     drain_max_s: float = 600.0
     """Requests of a leaving worker that take longer are cut off."""
