@@ -9,7 +9,7 @@ from forebay_api.objective import Objective
 from forebay_autoscaler.demand import Demand
 from forebay_autoscaler.fitted import Fitted, Measured
 from forebay_autoscaler.learn import Evidence, Facts, Latency, Learnt, latency_of, learn
-from forebay_autoscaler.model import Capacity, need_of
+from forebay_autoscaler.model import Capacity, carried_per_s, need_of, prefill_load
 from forebay_autoscaler.observation import PoolCounts, ServiceSignals
 from forebay_autoscaler.orders import Orders
 from forebay_autoscaler.policy import Tuning
@@ -86,6 +86,16 @@ def test_what_one_worker_alone_was_late_with_at_night_costs_the_day_no_more_than
         for share in (1.0, 0.75)
     )
     assert before <= after <= math.ceil(before / 0.75)
+    law = [0.75 * prefill_load(workers, 0.21, objective) for workers in (after - 1, after)]
+    assert law[0] < rate_per_s * 0.21 <= law[1], "as many as carry it with three quarters of what the laws allow"
+
+
+def test_a_pool_by_cost_is_taken_for_what_it_was_found_to_carry_in_time():
+    whole, part = (
+        carried_per_s(Role.PREFILL, 8, Capacity(0.21, 0.9, measured=True, share=share), LATE) for share in (1.0, 0.5)
+    )
+    assert whole is not None
+    assert part == pytest.approx(whole / 2)
 
 
 @pytest.mark.parametrize(("running", "overloaded"), [(16, False), (22, False), (26, True)])
