@@ -1,6 +1,7 @@
 """What of the allowed misses is planned for: saved ones are used, debts are worked off first."""
 
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -8,6 +9,10 @@ from hypothesis import strategies as st
 
 from forebay_api.objective import Objective
 from forebay_autoscaler.credit import AIM, DEBT_MAX_S, FACTOR_MAX, PATIENCE_S, Credit
+from forebay_autoscaler.learn import Learnt
+from forebay_autoscaler.savedstate import Saved, dump, load
+from tests.autoscaler.plant import pool_policy, service_policy
+from tests.autoscaler.test_timelines import Script
 
 OBJECTIVE = Objective(1.0, 0.05, 0.95)
 LOOK_S = 10.0
@@ -44,6 +49,15 @@ def test_misses_that_are_saved_let_more_be_planned_for_up_to_a_bound():
     assert planned_share(after(Credit(), 86_400.0, missed=0.0)) == pytest.approx(0.05 * FACTOR_MAX)
 
 
+def test_the_first_requests_after_a_silent_day_save_no_more_than_their_minutes():
+    """Its mean is next to nothing, of which one request is many times all that is allowed."""
+    silent = after(Credit(), 86_400.0, missed=0.0, rate_per_s=0.0)
+    for rate_per_s in (1 / 60, 50.0):
+        begun = after(silent, 240.0, missed=0.0, rate_per_s=rate_per_s)
+        assert begun.planned(OBJECTIVE) == OBJECTIVE
+        assert planned_share(after(begun, 300.0, missed=0.0, rate_per_s=rate_per_s)) < 0.05 * math.exp(0.4)
+
+
 def test_a_debt_is_worked_off_first_and_asks_for_nothing_more():
     late = after(Credit(saved_s=100.0), 300.0, missed=0.5)
     assert late.saved_s == -DEBT_MAX_S
@@ -72,6 +86,39 @@ def test_a_promise_for_all_requests_is_kept_for_all():
     credit = Credit().take(10.0, 0.0, target=1.0, now_s=0.0, longest_s=60.0)
     credit = credit.take(10.0, 0.0, target=1.0, now_s=10.0, longest_s=60.0)
     assert credit.planned(whole) == whole
+
+
+def asked(good_per_s: float) -> Script:
+    """A service of which half an hour's verdicts say so."""
+    script = Script(service_policy(pool_policy(concurrency_max=2, replicas_max=20), objective=OBJECTIVE), wanted=12)
+    script.go(1800, 10.0, every_s=10.0, good_lately_per_s=good_per_s)
+    return script
+
+
+def test_a_service_that_saves_misses_gets_by_with_fewer_workers_and_says_for_which_target():
+    proven, unproven = asked(10.0), asked(0.0)
+    assert proven.wanted < unproven.wanted
+    assert proven.last is not None
+    need = proven.last.pools[0].need
+    assert need is not None
+    assert need.target == proven.state.credit.planned(OBJECTIVE).target < 0.9
+
+
+def test_saved_misses_outlive_the_process_but_no_other_spec():
+    script = asked(10.0)
+    assert script.state.credit.saved_s > 0
+    read = load(dump(Saved("uid", script.now_s, 60.0, script.state)))
+    assert read.state.credit == script.state.credit
+    learnt = {
+        name: replace(pool, learnt=replace(pool.learnt, share=0.5, limit=5.0, speed=2.0))
+        for name, pool in script.state.pools.items()
+    }
+    script.state = replace(script.state, pools=learnt)
+    script.policy = replace(script.policy, generation=script.policy.generation + 1)
+    script.go(2, 10.0)
+    assert script.state.credit == Credit()
+    after = script.state.pools["mixed"].learnt
+    assert (after.share, after.limit) == (Learnt().share, Learnt().limit)
 
 
 @given(

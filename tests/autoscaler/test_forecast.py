@@ -87,6 +87,18 @@ def test_chance_is_seldom_taken_for_a_rise():
     assert sum(line.rises_surely(4.0) for line in lines) < 0.05 * len(lines)
 
 
+@pytest.mark.parametrize(("before", "after"), [(2.0, 8.0), (8.0, 2.0)])
+@pytest.mark.parametrize("since", [5, 10, 15])
+def test_a_step_that_is_over_rises_no_more(before, after, since):
+    """Which of its bins lie a little above the others is chance."""
+    chance, lines = random.Random(3), []
+    for _ in range(100):
+        rates = [before] * (40 - since) + [after] * since
+        values = [max(0.0, chance.gauss(rate, math.sqrt(rate / BIN_S))) for rate in rates]
+        lines.append(line_of(values, 40, dispersion=1.0, lead=4.0, bin_s=BIN_S))
+    assert sum(line.rises_surely(4.0) for line in lines) < 0.05 * len(lines)
+
+
 def test_a_rhythm_is_found_used_and_dropped_when_it_ends():
     forecast = followed(wave, 3000)
     assert forecast.method in (Method.SEASON, Method.ECHO), "what came before comes again"

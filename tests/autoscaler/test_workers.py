@@ -8,8 +8,8 @@ from forebay_api.modelservice import Role
 from forebay_api.objective import Objective
 from forebay_autoscaler.demand import Demand
 from forebay_autoscaler.fitted import Fitted, Measured
-from forebay_autoscaler.learn import Evidence, Facts, Latency, Learnt, latency_of, learn
-from forebay_autoscaler.model import Capacity, need_of
+from forebay_autoscaler.learn import RECOVERY, Evidence, Facts, Latency, Learnt, latency_of, learn
+from forebay_autoscaler.model import Capacity, carried_per_s, need_of, prefill_load
 from forebay_autoscaler.observation import PoolCounts, ServiceSignals
 from forebay_autoscaler.orders import Orders
 from forebay_autoscaler.policy import Tuning
@@ -23,17 +23,17 @@ WORK_S = 0.33
 LATE = Objective(1.0, 0.05, 0.95)
 
 
-def learnt_share(ready: int, busy: float, latency: Latency) -> float:
-    """Of prefill workers that have been so busy for long."""
+def learnt_of(ready: int, busy: float, latency: Latency, *, share: float = 1.0) -> Learnt:
+    """Of prefill workers that have been so busy for long, and had been found to carry this share."""
     rate_per_s = ready * busy / WORK_S
     signals = engine_readings(finished_per_s=rate_per_s, service_time_s=WORK_S / (1 - busy))
     seed = Seed(WORK_S, None, Mix(8000, 0, 100), Role.PREFILL, Measured(((0, 0.0), (1, 0.1)), ((0, 0.0), (1, 0.1))), 1)
     evidence = Evidence(
         latency, queued_lately=False, rate_per_s=rate_per_s, objective=LATE, tuning=Tuning(rate_window_s=60)
     )
-    learnt = Learnt(WORK_S, 1.0, orders=Orders(ready=ready))
+    learnt = Learnt(WORK_S, 1.0, orders=Orders(ready=ready), share=share)
     facts = Facts(PoolCounts(ready, ready), signals, seed, 1.0, 1000.0)
-    return learn(pool_policy(role=Role.PREFILL), learnt, facts, evidence).share
+    return learn(pool_policy(role=Role.PREFILL), learnt, facts, evidence)
 
 
 @pytest.mark.parametrize(
@@ -47,11 +47,25 @@ def learnt_share(ready: int, busy: float, latency: Latency) -> float:
     ],
 )
 def test_prefill_workers_that_miss_the_objective_are_given_less_than_the_laws_allow(ready, busy, share):
-    assert learnt_share(ready, busy, Latency(ttft_met=False, tpot_met=True)) == pytest.approx(share)
+    assert learnt_of(ready, busy, Latency(ttft_met=False, tpot_met=True)).share == pytest.approx(share)
 
 
 def test_a_miss_that_chance_explains_teaches_nothing():
-    assert learnt_share(4, 0.5, Latency(ttft_met=False, tpot_met=True, ttft_by_chance=True)) == 1.0
+    assert learnt_of(4, 0.5, Latency(ttft_met=False, tpot_met=True, ttft_by_chance=True)).share == 1.0
+
+
+@pytest.mark.parametrize(
+    ("room", "share", "after"), [(True, 0.75, 0.75 * RECOVERY), (False, 0.75, 0.75), (True, 0.995, 1.0)]
+)
+def test_a_lowered_share_comes_back_while_the_objective_is_met_with_room_to_spare(room, share, after):
+    assert learnt_of(4, 0.4, Latency(ttft_met=True, tpot_met=True, room=room), share=share).share == after
+
+
+@pytest.mark.parametrize(("share", "overloaded"), [(1.0, False), (0.6, True)])
+def test_prefill_workers_are_overloaded_by_more_than_they_were_found_to_carry(share, overloaded):
+    """Half busy, where the laws allow 0.63."""
+    learnt = learnt_of(4, 0.5, Latency(ttft_met=True, tpot_met=True), share=share)
+    assert (learnt.overloaded_s == 1000.0) is overloaded
 
 
 def test_a_window_of_few_requests_misses_by_chance_and_one_of_many_does_not():
@@ -86,6 +100,16 @@ def test_what_one_worker_alone_was_late_with_at_night_costs_the_day_no_more_than
         for share in (1.0, 0.75)
     )
     assert before <= after <= math.ceil(before / 0.75)
+    law = [0.75 * prefill_load(workers, 0.21, objective) for workers in (after - 1, after)]
+    assert law[0] < rate_per_s * 0.21 <= law[1], "as many as carry it with three quarters of what the laws allow"
+
+
+def test_a_pool_by_cost_is_taken_for_what_it_was_found_to_carry_in_time():
+    whole, part = (
+        carried_per_s(Role.PREFILL, 8, Capacity(0.21, 0.9, measured=True, share=share), LATE) for share in (1.0, 0.5)
+    )
+    assert whole is not None
+    assert part == pytest.approx(whole / 2)
 
 
 @pytest.mark.parametrize(("running", "overloaded"), [(16, False), (22, False), (26, True)])

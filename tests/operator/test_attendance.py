@@ -22,8 +22,7 @@ RENEWED = "2026-01-01T11:58:00.000000Z"
 
 
 def lease(renewed: str = RENEWED, holder: str = "pod-1") -> dict[str, Any]:
-    """Each that was written anew is another version."""
-    metadata = {"name": "forebay-autoscaler", "namespace": "forebay", "resourceVersion": f"{renewed} by {holder}"}
+    metadata = {"name": "forebay-autoscaler", "namespace": "forebay"}
     return {"metadata": metadata, "spec": {"holderIdentity": holder, "renewTime": renewed}}
 
 
@@ -43,10 +42,30 @@ def test_it_is_gone_when_its_lease_was_not_renewed_for_so_long_as_seen_from_here
     attendance.see(lease(), 1059.0)
     assert attendance.absence is None
     attendance.see(lease(), 1060.0)
-    assert attendance.absence == Absence(PLACE, lease()["metadata"]["resourceVersion"], RENEWED)
+    assert attendance.absence == Absence(PLACE, f"{RENEWED} by pod-1", RENEWED)
     assert attendance.absence.deployed
     attendance.see(lease("2026-01-01T12:00:00.000000Z", "pod-2"), 1065.0)
     assert attendance.absence is None
+
+
+def test_labels_that_helm_writes_anew_are_no_sign_of_life():
+    """Of the Lease's versions those count that its holder wrote."""
+    attendance = Attendance(PLACE, 60.0)
+
+    def see(version: str, now_s: float) -> Absence | None:
+        found = lease()
+        found["metadata"]["resourceVersion"] = version
+        attendance.see(found, now_s)
+        return attendance.absence
+
+    assert see("1", 0.0) is None
+    assert see("2", 59.0) is None
+    absence = see("2", 60.0)
+    assert absence is not None
+    assert see("3", 65.0) == absence
+    attendance.doubt()
+    assert see("4", 70.0) is None
+    assert see("4", 600.0) is None, "a living one that does not renew it has the word"
 
 
 def test_a_change_of_its_leader_is_no_absence():
@@ -83,7 +102,7 @@ def test_an_api_server_that_was_away_makes_nobody_absent():
 def test_a_lease_that_nobody_ever_held_says_nothing_of_an_autoscaler():
     """The chart makes it; one with --leader-election=false or another --lease-name never touches it."""
     attendance = Attendance(PLACE, 60.0)
-    made = {"metadata": {"name": "forebay-autoscaler", "resourceVersion": "1"}}
+    made = {"metadata": {"name": "forebay-autoscaler"}}
     for now_s in (0.0, 61.0, 600.0):
         attendance.see(made, now_s)
         assert attendance.absence is None

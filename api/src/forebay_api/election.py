@@ -77,14 +77,13 @@ class Sighting:
     """The Lease as a replica last saw it change."""
 
     version: str
-    """resourceVersion of the Lease; empty where there is none."""
+    """Tells what it was like from what it was before; empty where there is none."""
     seen_s: float
     """When this version was first seen, monotonic seconds."""
 
 
-def sight(lease: dict[str, Any] | None, before: Sighting | None, now_s: float) -> Sighting:
+def sight(version: str, before: Sighting | None, now_s: float) -> Sighting:
     """The sighting after one more look: the one before, if the Lease is still as it was then."""
-    version = str(lease["metadata"]["resourceVersion"]) if lease else ""
     return before if before is not None and before.version == version else Sighting(version, now_s)
 
 
@@ -116,7 +115,7 @@ def plan_attempt(
         return Attempt(None, identity, _held({}, identity=identity, terms=terms, moment=moment))
     spec = dict(lease.get("spec") or {})
     holder = str(spec.get("holderIdentity") or "")
-    sighting = sight(lease, sighting, now_s)
+    sighting = sight(str(lease["metadata"]["resourceVersion"]), sighting, now_s)
     # The holder's own promise counts when it is longer than ours: the replicas may be of different releases.
     duration_s = max(terms.duration_s, float(spec.get("leaseDurationSeconds") or 0.0)) if holder else 0.0
     if holder != identity and now_s < sighting.seen_s + duration_s:

@@ -3,13 +3,15 @@
 At a target of 95 % one request in twenty may be late. The laws of the need (model.py) are careful, so where they are held to
 that share fewer are late, and workers stand by for a promise that nobody made. So what is missed is compared with what may be:
 
-    saved' = (AIM * allowed * ended - bad) / (allowed * mean of ended)        seconds in which all that is allowed was saved
+    saved' = (AIM * allowed * ended - bad) / (allowed * mean of ended), at most 1
+                                                                   seconds in which all that is allowed was saved
 
 and the share that is planned for is the allowed one times exp(saved / PATIENCE_S), at most `FACTOR_MAX` of it. It is an
-integral: it ends where as many are late as is aimed at, whatever the laws are wrong by. What was missed beyond the allowed is
-debt, which is worked off first; a service begins with it, so that nothing is let go before the target was met for some minutes.
-It makes nobody plan for fewer misses than are allowed, since a rise that nothing announced is not cured by a margin. Nothing
-changes while the verdicts are unknown.
+integral: it ends where as many are late as is aimed at, whatever the laws are wrong by, and where demand goes far beyond its
+mean, with fewer. What was missed beyond the allowed is debt, which is worked off first; a service begins with it, so that
+nothing is let go before the target was met for some minutes. They are minutes even where a day of silence made the mean tiny:
+nothing is saved faster than time passes. It makes nobody plan for fewer misses than are allowed, since a rise that nothing
+announced is not cured by a margin. Nothing changes while the verdicts are unknown.
 """
 
 import math
@@ -61,7 +63,7 @@ class Credit:
         allowed = 1.0 - target
         saved_s = self.saved_s
         if allowed > 0.0 and mean > 0.0:
-            saved_s += passed_s * (AIM * allowed * ended - bad_per_s) / (allowed * mean)
+            saved_s += passed_s * min(1.0, (AIM * allowed * ended - bad_per_s) / (allowed * mean))
         return Credit(max(-DEBT_MAX_S, min(most_s, saved_s)), mean, over_s, now_s)
 
     def planned(self, objective: Objective) -> Objective:

@@ -91,8 +91,11 @@ class Line:
         return self.plain
 
     def rises_surely(self, ahead: float) -> bool:
-        """Whether chance can hardly explain the last bins unless more is asked so many bins from now."""
-        risen = (fit.weight for fit in self.fits if fit.kind != "level" and fit.at(ahead) > self.plain)
+        """Whether chance can hardly explain the last bins but by shapes that lead up from those that a level is the mean of.
+
+        A step before these is over: that it lies a little above their mean is chance.
+        """
+        risen = (fit.weight for fit in self.fits if fit.at(ahead) > fit.at(0.5 - LEVEL_BINS))
         return math.fsum(risen) >= SURELY
 
     @property

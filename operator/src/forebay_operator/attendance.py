@@ -37,7 +37,7 @@ class Absence:
     lease: str
     """NAMESPACE/NAME of its Lease."""
     version: str = ""
-    """resourceVersion of the Lease; empty where there is none."""
+    """Of what the Lease says of its holder, empty where there is none. Not its resourceVersion: Helm writes its labels anew."""
     renewed: str | None = None
     """When the Lease was last renewed, by its own words; None when it never was."""
 
@@ -62,14 +62,15 @@ class Attendance:
 
     def see(self, lease: dict[str, Any] | None, now_s: float) -> None:
         """Take in the Lease as it is now."""
-        sighting = self._sighting = sight(lease, self._sighting, now_s)
-        if self.absence is not None and self.absence.version != sighting.version:
-            self.absence = None
         spec = (lease or {}).get("spec") or {}
-        renewed = str(spec.get("renewTime") or "")
-        if lease is not None and not (renewed or spec.get("holderIdentity")):  # who never held it may live without it
+        holder, renewed = str(spec.get("holderIdentity") or ""), str(spec.get("renewTime") or "")
+        version = "" if lease is None else f"{renewed} by {holder}"
+        sighting = self._sighting = sight(version, self._sighting, now_s)
+        if self.absence is not None and self.absence.version != version:
+            self.absence = None
+        if lease is not None and not (renewed or holder):  # who never held it may live without it
             return
-        absence = Absence(self.lease, sighting.version, renewed or None)
+        absence = Absence(self.lease, version, renewed or None)
         least_s = DURATIONS_MIN * float(spec.get("leaseDurationSeconds") or 0)
         if now_s - sighting.seen_s >= max(self.gone_after_s, least_s) and absence != self._doubted:
             self.absence = absence
