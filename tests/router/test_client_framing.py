@@ -334,7 +334,9 @@ async def test_tunnels_are_not_made():
     async with workers(hello) as [worker], routed(worker) as router:
         client = await router.connect()
         await client.send(b"CONNECT example.com:443 HTTP/1.1\r\nHost: example.com\r\n\r\n")
-        assert (await client.read()).status == 404
+        reply = await client.read()
+        assert reply.status == 405
+        assert reply.headers["connection"] == "close", "what follows is no request"
         await client.close()
 
 

@@ -119,3 +119,17 @@ def test_nothing_is_read_behind_a_long_request_that_closes():
     reader = RequestReader(Limits(head_bytes=65536, body_bytes=1 << 20))
     reader.feed(long_request(LONG_BYTES, more=b"Connection: close\r\n") + PLAIN)
     assert [one.path for one in reader.ready] == [b"/long"]
+
+
+@pytest.mark.parametrize("size", [5, LONG_BYTES])
+def test_what_follows_a_request_for_a_tunnel_is_neither_read_nor_kept(size):
+    """The parser takes it for the tunnel's: it is no body, whose memory would be counted, and no next request."""
+    reader = RequestReader(Limits(head_bytes=65536, body_bytes=1 << 20))
+    reader.feed(
+        b"CONNECT a:1 HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % size + PLAIN + LETTERS[: LONG_BYTES // 2]
+    )
+    (refused,) = reader.ready
+    assert refused.refused is not None
+    assert refused.refused.status == 405
+    assert not refused.keep_alive
+    assert not reader._body

@@ -143,6 +143,13 @@ def method_not_allowed(method: str, path: str, allow: str) -> RequestRefused:
     )
 
 
+def no_tunnels() -> RequestRefused:
+    """CONNECT: this is no proxy for whatever a client names."""
+    return RequestRefused(
+        405, "Method CONNECT is not allowed; use GET or POST.", code="method_not_allowed", allow="GET, POST"
+    )
+
+
 def bad_body(message: str, param: str | None = None) -> RequestRefused:
     """The body cannot be understood."""
     return RequestRefused(400, message, param=param, code="invalid_body")

@@ -3,7 +3,8 @@
 Framing is strict, since a proxy that reads a request differently from the worker behind it can be made to smuggle one.
 llhttp refuses Content-Length with Transfer-Encoding, repeated or malformed lengths, bare CR or LF, folded headers and control
 bytes; refused here besides: a missing or repeated Host, transfer codings other than chunked, HTTP versions other than 1.0 and
-1.1, and an oversized head or body. Requests go upstream with a head and a Content-Length written anew.
+1.1, CONNECT (what follows it is no request), and an oversized head or body. Requests go upstream with a head and a
+Content-Length written anew.
 
 A body of known length needs no parser, and the parser would copy it: from `LONG_BYTES` on it is taken as it comes, and a new
 parser begins behind it. A request that comes in one read is not copied at all; its body is a view of that read.
@@ -256,6 +257,8 @@ class RequestReader:
         """What is wrong with a head beyond what the parser refuses."""
         if version not in {"1.1", "1.0"}:
             return errors.bad_http(f"version {version} is not HTTP/1.0 or HTTP/1.1")
+        if request.method == b"CONNECT":
+            return errors.no_tunnels()
         fields = request.fields
         if (b"host" not in fields and not request.http_10) or self._repeats(b"host"):
             return errors.bad_http("exactly one Host header is required")

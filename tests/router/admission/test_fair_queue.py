@@ -152,6 +152,19 @@ def test_late_request_that_is_due_goes_next():
     assert made.head(now_s=5.0).item == "old 1"
 
 
+def test_due_request_does_not_wait_for_a_late_one_that_is_not():
+    """It stood behind others of its tenant, so nobody has asked yet whether it is late."""
+    made = queue()
+    made.add("new", Claim(), cost=1.0, size_bytes=1, due_s=9.0)
+    late(made, 1)
+    made.add("served", Claim(), cost=1.0, size_bytes=1)
+    made.serve(made.head())
+    made.add("old", Claim(), cost=1.0, size_bytes=1, due_s=5.0)
+    assert made.head(now_s=4.9).item == "new"
+    assert made.due_s(Claim().priority) == 5.0
+    assert made.head(now_s=5.0).item == "old"
+
+
 def test_full_queue_refuses_the_newcomer_when_there_is_one_tenant():
     made = queue(requests_max=2)
     assert add(made, "a", Claim())[0]

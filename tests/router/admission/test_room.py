@@ -221,6 +221,30 @@ def test_request_goes_past_full_workers_to_one_that_has_room():
     assert settled.worker is fresh
 
 
+def test_request_goes_past_full_workers_to_one_of_many_that_was_not_looked_at():
+    of = pool()
+    of.unevenness = 0.05**2
+    many = [candidate(f"{number:03}", prompts=17 if number < 100 else 5, of=of) for number in range(200)]
+    held_back = 0
+    for seed in range(100):
+        made = choose(DEMAND, Snapshot.of(many), Random(seed), 0.0)
+        assert made is not None
+        held_back += isinstance(settle(made, Snapshot.of(many), Random(seed + 1000), 0.0, FIRST), Held)
+    assert held_back < 40, "both random looks found full ones only"
+
+
+def test_request_goes_to_one_with_many_prompts_where_the_others_run_as_many_as_they_can():
+    """Until it runs as many itself."""
+    of = pool()
+    of.unevenness = 0.05**2
+    full, queued = candidate("a", prompts=17, of=of), candidate("b", 4_000, of=of)
+    made = choice(full, queued)
+    assert settle(made, Snapshot.of((full, queued)), Random(1), 0.0, FIRST) is made
+    assert made.worker is queued
+    queued.load.requests = 17
+    assert held(made, 0.0, FIRST) == Held(Cause.PACE)
+
+
 def test_request_that_cannot_be_in_time_is_late_unless_it_is_known_to_be():
     made = choice(candidate(), now_s=10.0)
     assert made.prediction.ttft_s == pytest.approx(0.11)

@@ -92,13 +92,14 @@ class Band(Generic[Item]):
 
     def first(self, now_s: float) -> Entry[Item] | None:
         """Who is to be served next."""
-        timely, late = self.timely, self.late
-        flow = late.first()
-        if flow is None or (
-            flow.head.due_s > now_s and timely.requests and max(self.reached, late.end) >= max(self.reached, timely.end)
-        ):
-            flow = timely.first()
-        return None if flow is None else flow.head
+        heads = [flow.head for flow in (self.timely.first(), self.late.first()) if flow is not None]
+        if len(heads) < 2:
+            return heads[0] if heads else None
+        soonest = min(heads, key=lambda head: head.due_s)
+        if soonest.due_s <= now_s:
+            return soonest
+        behind = max(self.reached, self.late.end) < max(self.reached, self.timely.end)
+        return heads[1] if behind else heads[0]
 
     def serve(self, entry: Entry[Item]) -> None:
         """The first gets its turn."""
@@ -181,7 +182,7 @@ class FairQueue(Generic[Item]):
         return victims
 
     def head(self, but: Collection[Priority] = (), now_s: float = -inf) -> Entry[Item] | None:
-        """Who is next, some priorities passed over. Of late ones the first goes before others once it is due."""
+        """Who is next, some priorities passed over. The first of either lane goes before the other once it is due."""
         best: tuple[float, int] | None = None
         found = None
         for priority, band in self.bands.items():

@@ -28,7 +28,7 @@ class Entry(Generic[Item]):
     number: int
     """In the order of arrival."""
     due_s: float = inf
-    """From when on it goes before others that may be in time, should it be late."""
+    """From when on it goes before those of the other lane, once it is the first of its own."""
     waiting: bool = True
     """In the queue; false once served, removed or evicted."""
     late: bool = False

@@ -2,7 +2,9 @@
 
 An engine takes whatever it is sent, first come, first served, into one batch. What waits there cannot be put in another order,
 cannot go to another worker that is free sooner, and is work for an engine even when its client has given up; and what runs there
-makes all that runs beside it slower. So a worker can be full in two ways, and a request waits here while every worker is.
+makes all that runs beside it slower. So a worker can be full in two ways, and a request waits here while
+every worker is full in the same way. (Where some are full in the one way and the rest in the other, it goes to one that has too
+many prompts: no more of these than it can run in time.)
 
 *Prompts.* What is queued there is, by its measured speed, more work than half (`QUEUED_SHARE`) of the objective's time to first
 token. More would only make the queue longer: the request waits as long here, and here it can be overtaken by one that would
@@ -116,16 +118,25 @@ def settle(choice: Choice, snapshot: Snapshot, rng: Random, arrived_s: float, tu
         if excess_s > 0:
             return Held(Cause.PROMPTS, excess_s)
     if not turn.due and is_full(choice.worker):
-        # Another that has room is passed over while it is fresh, or holds less of the prompt: better than to be late there.
-        full = {one.uid for one in choice.looked_at[0] if is_full(one)}
-        demand = choice.demand._replace(excluded=choice.demand.excluded | full)
-        other = choose(demand, snapshot, rng, choice.now_s) if len(full) < len(choice.looked_at[0]) else None
+        other = _elsewhere(choice, snapshot, rng)
         if other is None or is_full(other.worker):
             return _PACE
         choice = other
     if not turn.late and choice.prediction.ttft_s > HOPE * (objective.ttft_s - (choice.now_s - arrived_s)):
         return _LATE
     return choice
+
+
+def _elsewhere(choice: Choice, snapshot: Snapshot, rng: Random) -> Choice | None:
+    """The next best choice where the worker of this one is full; None where all that there are were looked at and are full.
+
+    It was passed over, being fresh or holding less of the prompt, or was not looked at, there being many.
+    """
+    seen = choice.looked_at[0]
+    full = {one.uid for one in seen if is_full(one)}
+    if len(full) == len(seen) and len(seen) >= len(snapshot.mixed):
+        return None
+    return choose(choice.demand._replace(excluded=choice.demand.excluded | full), snapshot, rng, choice.now_s)
 
 
 def is_full(worker: Candidate) -> bool:
