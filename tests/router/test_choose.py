@@ -98,9 +98,21 @@ TABLE = {
          candidate("q", 0, P, revision="2"), candidate("e", 2, D, revision="2")],
         "e", "q", Reason.PAIR,
     ),
-    "decode alone where prefill has a long queue": (
+    "decode alone where prefill has a long queue and nobody decodes": (
         SPLIT,
+        [candidate("p", 9, P, queued=3000, seed=PLANNED), candidate("d", 0, D, seed=PLANNED)], "d", None, Reason.LOCAL,
+    ),
+    "decode alone where the prompt takes no longer than a token": (
+        demand(SPLIT, prompt_tokens=200),
         [candidate("p", 9, P, queued=3000, seed=PLANNED), candidate("d", 1, D, seed=PLANNED)], "d", None, Reason.LOCAL,
+    ),
+    "decode alone where little of the prompt has to be computed there": (
+        demand(SPLIT, cached={"d": 800}),
+        [candidate("p", 9, P, queued=3000, seed=PLANNED), candidate("d", 1, D, seed=PLANNED)], "d", None, Reason.LOCAL,
+    ),
+    "who decodes waits for no long prompt, however long the queue for prefill": (
+        SPLIT,
+        [candidate("p", 9, P, queued=30_000, seed=PLANNED), candidate("d", 1, D, seed=PLANNED)], "d", "p", Reason.PAIR,
     ),
     "never alone on a guess": (
         SPLIT, [candidate("p", 9, P, queued=3000), candidate("d", 1, D)], "d", "p", Reason.PAIR,
@@ -347,7 +359,7 @@ def test_of_equal_decode_workers_of_pairs_the_one_that_computed_fewer_prompts_is
 
 def test_a_decode_worker_computes_prompts_only_as_far_as_its_tokens_leave_time():
     """With the time that is left used up by the prompts of the last half minute, waiting for a prefill worker harms fewer."""
-    asked = demand(splittable=True, prompt_tokens=4000)
+    asked = demand(splittable=True, prompt_tokens=240)
     waiting = candidate("p", 9, P, queued=9999, seed=PLANNED)
     for busy_s, expected in ((0.0, Reason.LOCAL), (24.0, Reason.PAIR)):
         decodes = candidate("d", 8, D, seed=PLANNED)
