@@ -27,9 +27,9 @@ workers only: the prefill side of a pair waits for its queue to tell).
 A request that may be split goes to a (prefill, decode) pair of one revision, since workers of different revisions cannot read
 each other's KV cache. Both sides are independent given the revision, so the best pair is made of the best of each side. A worker
 that can do both competes where its prefill speed is known, charged for the stall of the sequences that decode there and for those
-that miss their objective by it (`predicting.harm_of`): it takes what its tokens leave time for. And while others decode there, only
-prompts that hold them up for no longer than one token may take: in the queue of the prefill workers a long one is late for itself
-alone, and grows the pool that is short. Where no pair exists the decode worker takes the request anyway.
+that miss their objective by it (`predicting.harm_of`): it takes what its tokens leave time for. And while others decode there it
+takes only prompts that hold them up for no longer than one token may take: in the queue of the prefill workers a long one is late
+for itself alone, and grows the pool that is short. Where no pair exists the decode worker takes the request anyway.
 
 At most `FIELD_MAX` candidates a side are looked at: those that hold most of the prompt and a random run of the others. With 16
 random ones of 1,000 the least loaded is as good as found, and the time is the same for 24 workers and 1,000.
