@@ -12,5 +12,6 @@ step "types" $bin/mypy
 step "import contracts" $bin/lint-imports --no-logo
 step "generated files" $bin/python scripts/generate.py --check
 [ "${1:-}" = --static ] && exit 0
-step "tests without a cluster, but for the slow ones" $bin/python -m pytest -q -n auto --dist worksteal \
+workers=$(($(nproc) * 3 / 2)) # many tests wait for a process or a clock rather than compute
+step "tests without a cluster, but for the slow ones" $bin/python -m pytest -q -n "$workers" --dist worksteal \
   -m "not cluster and not e2e and not real_engine and not bench and not slow" "$@"

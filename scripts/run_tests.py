@@ -1,6 +1,6 @@
 """Every test, in three runs of pytest: `make test`, and with `--again` what CI runs.
 
-    plain      on all cores: those that need no cluster
+    plain      on more processes than there are cores: those that need no cluster
     cluster    then, one after another: those on real Kubernetes programs,
     e2e        and beside them those that drive the whole system; neither takes a core for long
 
@@ -16,6 +16,7 @@ Status: 0 when every test passed, at once or again, else 1.
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -41,8 +42,12 @@ class Run:
     """How they are spread over cores."""
 
 
+PROCESSES = (os.cpu_count() or 2) * 3 // 2
+"""More than there are cores: many tests wait for a process or a clock rather than compute."""
 PLAIN = Run(
-    "plain", "not cluster and not e2e and not real_engine and not bench", ("-q", "-n", "auto", "--dist", "worksteal")
+    "plain",
+    "not cluster and not e2e and not real_engine and not bench",
+    ("-q", "-n", str(PROCESSES), "--dist", "worksteal"),
 )
 CLUSTER = Run("cluster", "cluster and not e2e and not real_engine and not bench")
 END_TO_END = Run("e2e", "e2e and not real_engine and not bench")
