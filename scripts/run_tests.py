@@ -42,7 +42,7 @@ class Run:
     """How they are spread over cores."""
 
 
-PROCESSES = (os.cpu_count() or 2) * 3 // 2
+PROCESSES = len(os.sched_getaffinity(0)) * 3 // 2
 """More than there are cores: many tests wait for a process or a clock rather than compute."""
 PLAIN = Run(
     "plain",

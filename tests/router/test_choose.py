@@ -398,16 +398,21 @@ def test_large_fields_are_sampled_and_holders_found(workers):
     assert max(least) == 0
 
 
+def choosing_s(asked: Demand, snapshot: Snapshot) -> float:
+    """CPU seconds of one choice, the best of twenty means."""
+    rng, best = Random(1), 1.0
+    for _ in range(20):
+        start = time.process_time()
+        for _ in range(20):
+            choose(asked, snapshot, rng, 0.0)
+        best = min(best, (time.process_time() - start) / 20)
+    return best
+
+
 def test_a_thousand_workers_take_no_longer_than_forty():
     def cost_s(workers: int) -> float:
         snapshot = Snapshot.of([candidate(f"w{at}", at % 5, queued=100 + at) for at in range(workers)])
-        rng, best = Random(1), 1.0
-        for _ in range(20):
-            start = time.process_time()
-            for _ in range(20):
-                choose(WHOLE, snapshot, rng, 0.0)
-            best = min(best, (time.process_time() - start) / 20)
-        return best
+        return choosing_s(WHOLE, snapshot)
 
     few, many = cost_s(40), cost_s(1000)
     print(f"choose: 40 workers {few * 1e6:.0f} us, 1,000 workers {many * 1e6:.0f} us")
@@ -425,13 +430,7 @@ def test_pairs_of_a_thousand_workers_take_no_longer_than_those_of_forty():
                 for at in range(workers)
             ]
         )
-        rng, best = Random(1), 1.0
-        for _ in range(20):
-            start = time.process_time()
-            for _ in range(20):
-                choose(SPLIT, snapshot, rng, 0.0)
-            best = min(best, (time.process_time() - start) / 20)
-        return best
+        return choosing_s(SPLIT, snapshot)
 
     few, many = cost_s(40), cost_s(1000)
     print(f"choose, pairs: 40 workers a side {few * 1e6:.0f} us, 1,000 a side {many * 1e6:.0f} us")
