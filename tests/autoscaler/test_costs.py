@@ -45,7 +45,10 @@ def shares(*offers: Offer, planned: float | None = 20.0) -> dict[str, tuple[floa
         ((offer("a", 2.0, 1, most=40), offer("b", 1.9, 1)), {"a": (1, 1), "b": (0, 1)}),
         # Beyond what all can do together, the last one is asked.
         ((offer("a", 9, 1, most=1), offer("b", 1, 1, most=1)), {"a": (0.95, 1), "b": (0.05, 1)}),
-        # Without a price or a rate, as the router splits.
+        # Without a price or a rate, as the router splits, but for what one cannot do at its most.
+        ((offer("a", None, 1, share=1.0, most=12), offer("b", None, 5, share=0.0)), {"a": (1, 1), "b": (0.4, 0.4)}),
+        ((offer("a", None, 1, share=0.0), offer("b", None, 5, share=1.0, most=3)), {"a": (0.25, 0.25), "b": (1, 1)}),
+        ((offer("a", None, None, share=1.0), offer("b", 4, 5, share=0.0)), {"a": (1, 1), "b": (0, 0)}),
         ((offer("a", None, 1, share=0.3), offer("b", 4, 5, share=0.7)), {"a": (0.3, 0.3), "b": (0.7, 0.7)}),
         ((offer("a", 1, None, share=0.3), offer("b", 4, 5, share=0.7)), {"a": (0.3, 0.3), "b": (0.7, 0.7)}),
         ((offer("a", 1, 1, share=1.0),), {"a": (1, 1)}),
@@ -268,6 +271,18 @@ def test_load_moves_to_the_cheap_pool_without_a_gap():
 def test_without_prices_both_pools_stay_as_the_router_uses_them():
     made = fleet(lambda _: 10.0, prices=(None, None)).run(3600)
     assert made.sizes[-1][0] >= 1
+
+
+def test_without_prices_a_pool_that_sleeps_wakes_for_what_the_other_one_cannot_do():
+    """The router sends nothing to a pool without a worker, and nothing finishes there."""
+    made = fleet(lambda now_s: 8.0 if now_s <= 600 else 30.0, prices=(None, None), most=(10, 3), wanted=(0, 3))
+    made.run(600)
+    assert made.sizes[-1][0] == 0, "not before it has to"
+    made.run(600)
+    assert made.sizes[-1][0] >= 3
+    made.short_s = 0
+    made.run(600)
+    assert made.short_s == 0
 
 
 def test_what_the_cheap_pool_cannot_do_is_the_expensive_ones():
