@@ -7,6 +7,9 @@ Where every pool of a role has a price and a rate, demand is not split as the ro
     to grow for    the cheapest pool as much as its most workers can do, with the usual headroom; what is left, the next one
     to keep for    what the cheaper pools' *ready* workers cannot do
 
+Workers that a pool has anyway (its least number, or a schedule's) cost nothing more: what they do is asked of no other pool,
+however cheap, once they are ready.
+
 So an expensive pool goes only when cheaper workers are there to take over, and a rise is ordered from one pool, not from two.
 Elsewhere demand is split as the router splits it, and only what a pool's most workers cannot do is the others'.
 
@@ -44,6 +47,10 @@ class Offer:
     """Requests a second that the most workers it could have carry."""
     ready_per_s: float
     """The same of those that are ready. One worker's times their number only where they do not share what they keep free."""
+    anyway_per_s: float = 0.0
+    """Requests a second for which the workers suffice, margin included, that it has anyway."""
+    anyway_ready_per_s: float = 0.0
+    """The same of those that are ready."""
 
     @property
     def cost(self) -> float | None:
@@ -83,9 +90,12 @@ def portions_of(offers: Sequence[Offer], planned_per_s: float | None, *, headroo
     portions = {}
     ordered = _by_cost(offers)
     for place, offer in enumerate(ordered, start=1):
-        grow = left if place == len(ordered) else min(left, offer.most_per_s / (1.0 + headroom))
+        others = ordered[place:]
+        most = min(left - sum(one.anyway_per_s for one in others), offer.most_per_s / (1.0 + headroom))
+        grow = max(0.0, most) if others else left
         # Not bounded by what it could do: as a share that would fall where demand rises beyond it.
-        to_grow, to_keep = grow / planned_per_s, max(grow, uncovered) / planned_per_s
+        keep = max(grow, uncovered - sum(one.anyway_ready_per_s for one in others))
+        to_grow, to_keep = grow / planned_per_s, keep / planned_per_s
         running = min(1.0, to_keep / offer.share) if offer.share > 0 else 1.0
         told = f"filled {place} of {len(ordered)} by cost, {1000 * (offer.cost or 0.0):.2g} for 1,000 requests"
         backlog = 1.0 if left > 0 else 0.0
