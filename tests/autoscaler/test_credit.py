@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from forebay_api.objective import Objective
 from forebay_autoscaler.credit import AIM, DEBT_MAX_S, FACTOR_MAX, PATIENCE_DELAYS, PATIENCE_MIN_S, Credit
-from forebay_autoscaler.demand import PROOF_DEVIATIONS_MAX, rate_to_keep
+from forebay_autoscaler.demand import rate_to_keep
 from forebay_autoscaler.learn import Learnt
 from forebay_autoscaler.policy import Tuning
 from forebay_autoscaler.savedstate import Saved, dump, load
@@ -98,11 +98,16 @@ def test_a_longer_delay_makes_it_more_patient_and_what_was_saved_worth_less():
     )
 
 
-@given(rate_per_s=st.floats(0, 1e4), planned=st.floats(0, 1e4), targets=st.tuples(*[st.floats(0.01, 1.0)] * 2))
-def test_what_is_kept_is_at_least_what_is_planned_and_more_for_a_higher_target(rate_per_s, planned, targets):
-    low, high = (rate_to_keep(rate_per_s, planned, Tuning(), target) for target in sorted(targets))
-    assert planned <= low <= high
-    assert high <= planned + PROOF_DEVIATIONS_MAX * math.sqrt(rate_per_s / Tuning().rate_window_s) + 1e-6
+@given(
+    saved_s=st.tuples(*[st.floats(-DEBT_MAX_S, 2000.0)] * 2), target=st.floats(0.01, 1.0), rate_per_s=st.floats(0, 1e4)
+)
+def test_the_more_was_saved_the_less_is_kept_against_chance_and_nothing_less_before(saved_s, target, rate_per_s):
+    objective = Objective(1.0, 0.05, target)
+    more, less = (Credit(saved_s=one).caution(objective) for one in sorted(saved_s, reverse=True))
+    assert 0.0 <= more <= less <= 1.0
+    assert Credit(saved_s=min(0.0, *saved_s)).caution(objective) == 1.0
+    kept = [rate_to_keep(rate_per_s, 10.0, Tuning(), caution=one) for one in (more, less)]
+    assert 10.0 <= kept[0] <= kept[1] <= rate_to_keep(rate_per_s, 10.0, Tuning())
 
 
 def test_a_gap_or_unknown_verdicts_change_nothing():

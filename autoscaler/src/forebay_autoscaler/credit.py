@@ -23,6 +23,7 @@ announced is not cured by a margin. Nothing changes while the verdicts are unkno
 
 import math
 from dataclasses import dataclass, replace
+from statistics import NormalDist
 from typing import Final
 
 from forebay_api.objective import Objective
@@ -39,6 +40,8 @@ SHARE_MAX: Final = 0.5
 """And of all requests, unless more are allowed."""
 DEBT_MAX_S: Final = 300.0
 """Most that has to be worked off: what went wrong long ago says nothing of now."""
+TARGET_MOST: Final = 0.9999
+"""Beyond it chance has no bound."""
 MEMORY_S: Final = 86_400.0
 """Time over which the mean rate is taken: a day, as nights and days make one."""
 
@@ -87,3 +90,11 @@ class Credit:
         """The objective with the target to plan for."""
         share = (1.0 - objective.target) * min(FACTOR_MAX, math.exp(max(0.0, self.saved_s) / self.patience_s))
         return replace(objective, target=min(objective.target, max(1.0 - SHARE_MAX, 1.0 - share)))
+
+    def caution(self, objective: Objective) -> float:
+        """Quantile of the target to plan for over that of the objective's, of what varies by chance; 1 where nothing is saved."""
+        own, planned = (
+            max(0.0, NormalDist().inv_cdf(min(target, TARGET_MOST)))
+            for target in (objective.target, self.planned(objective).target)
+        )
+        return planned / own if own > 0.0 else 1.0

@@ -321,7 +321,8 @@ def _demand(sight: Sight, view: View, portion: Portion) -> Demand | None:
     if rate is None:
         return demand
     planned = planned_rate(forecast, rate, tuning, now_s=now_s, lead_s=view.lead_s)
-    keep = rate_to_keep(rate, planned, tuning, sight.evidence.objective.target)
+    caution = sight.state.credit.caution(sight.policy.objective)
+    keep = rate_to_keep(rate, planned, tuning, caution=caution)
     return replace(demand, planned_per_s=planned * share, keep_per_s=keep * portion.to_keep)
 
 

@@ -7,8 +7,8 @@ a count. Where the forecast sees demand fall, its line stands in for the rate wi
     now        the highest of those
     planned    now, or the most that is forecast until a worker that is ordered now is ready, with room for the forecasts'
                shortfall (forecast.py)
-    to keep    the same, should the rate be too low by chance, as often as requests may be late: by z standard deviations, z
-               being the quantile of the target that is planned for (credit.py), two at most
+    to keep    the same, should the rate be too low by two standard deviations, or as many fewer as the quantile of the target
+               that is planned for is below that of the objective's (credit.py)
 
 A backlog is what waits for a worker, or in one. What is left of it when a new worker could help follows from who has time for
 it until then, those that start included as they come: `backlog_ahead`. That is to be worked off within `drain_horizon_s`, or
@@ -19,7 +19,6 @@ rule that forbids it; where ordered workers do not come, it orders others.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import NormalDist
 from typing import Final
 from zlib import crc32
 
@@ -31,8 +30,8 @@ BURST_DEVIATIONS: Final = 1.5
 """Standard deviations by which the burst rate must exceed the mean rate to be taken as a change of demand."""
 LATEST_DEVIATIONS: Final = 2.0
 """The same for the rate between the last two scrapes, which is looked at more often."""
-PROOF_DEVIATIONS_MAX: Final = 2.0
-"""Most standard deviations above the measured rate for which the workers that remain after shrinking must suffice."""
+PROOF_DEVIATIONS: Final = 2.0
+"""Standard deviations above the measured rate for which the workers that remain after shrinking must suffice."""
 AHEAD: Final = (0.25, 0.5, 0.75, 1.0)
 """Parts of a lead at which the forecast is asked."""
 BINS_PER_WINDOW: Final = 4
@@ -134,10 +133,9 @@ def planned_rate(forecast: Forecast, rate_per_s: float, tuning: Tuning, *, now_s
     return max(rate_per_s, forecast.floor, min(rate_per_s, later) + burst, *foreseen)
 
 
-def rate_to_keep(rate_per_s: float, planned_per_s: float, tuning: Tuning, target: float) -> float:
-    """The planned rate, should what was measured be too low by chance as often as requests may be late."""
-    deviations = max(0.0, min(PROOF_DEVIATIONS_MAX, NormalDist().inv_cdf(min(target, 0.9999))))
-    return planned_per_s + deviations * math.sqrt(rate_per_s / tuning.rate_window_s)
+def rate_to_keep(rate_per_s: float, planned_per_s: float, tuning: Tuning, *, caution: float = 1.0) -> float:
+    """The planned rate, should what was measured be too low by chance. `caution` is the share of the deviations to count."""
+    return planned_per_s + caution * PROOF_DEVIATIONS * math.sqrt(rate_per_s / tuning.rate_window_s)
 
 
 def waiting_in_workers(signals: PoolSignals) -> float | None:
