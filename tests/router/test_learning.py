@@ -45,7 +45,7 @@ def place(placing: Placing, parsed: ParsedRequest) -> Place:
     received = Received(
         b"POST", b"/v1/completions", [], {}, http_10=False, keep_alive=True, received_s=time.monotonic()
     )
-    made = placing.place_now(placing.table.services[KEY], parsed, received, frozenset())
+    made = placing.place_now(placing.table.services[KEY], parsed, received, None)
     assert made is not None
     return made
 

@@ -17,6 +17,7 @@ from forebay_router.parsing import ParsedRequest, parse_request
 from forebay_router.placing import Place, Placing
 from forebay_router.reading import Received
 from forebay_router.table import ServiceKey, ServiceSpec, WorkerSpec, WorkerState, WorkerTable, WorkerUid
+from forebay_router.tried import Tried
 from forebay_router.usage import Usage
 from tests.router.test_table import OBJECTIVE, TIMEOUTS
 
@@ -43,7 +44,7 @@ def put_to_trial(placing: Placing, uid: str) -> None:
     placing.guard.sweep(worker.health.until_s)
 
 
-def place_of(placing: Placing, tried: frozenset[str] = frozenset(), parsed: ParsedRequest = PARSED) -> Place | None:
+def place_of(placing: Placing, tried: Tried | None = None, parsed: ParsedRequest = PARSED) -> Place | None:
     received = Received(
         b"POST", b"/v1/completions", [], {}, http_10=False, keep_alive=True, received_s=time.monotonic()
     )
@@ -64,7 +65,9 @@ def test_trial_of_a_worker_that_was_never_asked_is_made_again(reason):
     place.broke(prefiller, WorkerFailure(reason, "no"))
     place.release()
     assert decoder.health.condition is Condition.PROBING
-    again = place_of(placing, frozenset({prefiller.spec.uid}))
+    tried = Tried()
+    tried.note(prefiller.spec.uid, reason, lost=False, now_s=time.monotonic())
+    again = place_of(placing, tried)
     assert again is not None
     again.prefilled()
     again.answered(decoder)

@@ -71,7 +71,7 @@ RESPONSES = Family(
 FAILURES = Family(_PREFIX + "failures_total", Kind.COUNTER, (*_SERVICE, "reason"), "Requests that failed, by reason.")
 RETRIES = Family(
     _PREFIX + "retries_total", Kind.COUNTER, (*_SERVICE, "reason"),
-    "Attempts that failed before the answer began and were made again on another worker.",
+    "Attempts that failed before the answer began and were made again, on another worker where there was one.",
 )  # fmt: skip
 TTFT = Family(
     _PREFIX + "time_to_first_token_seconds", Kind.HISTOGRAM, _SERVICE,

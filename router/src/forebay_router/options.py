@@ -186,7 +186,7 @@ GROUPS: tuple[tuple[str, tuple[Option, ...]], ...] = (
     (
         "Bounds",
         (
-            Option("--attempts", count, "3", "N", "attempts on different workers before an answer has begun"),
+            Option("--attempts", count, "3", "N", "attempts before an answer has begun, on different workers where there are"),
             Option("--hold-limit", count, "4000", "N", "requests that may wait, per model service and priority"),
             Option("--hold-bytes", size_bytes, "256MiB", "SIZE", "of their bodies, per model service and priority"),
             Option("--worker-limit", count, None, "N", "requests in flight on one worker; more wait (default: no limit)"),

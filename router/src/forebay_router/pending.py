@@ -3,7 +3,7 @@
 Who waits stands in a fair queue for each service (`admission.fair_queue`: shares by priority and tenant, bounded in number and
 bytes). When workers or room appear, places are given out in its order and in one go: the place (with its leases) is taken for
 the waiting request before its task runs, so that a first worker does not get everything that waited at once, and a newcomer
-does not overtake. A request whose worker failed goes before all others: it had its turn. Some workers are excluded for it, so
+does not overtake. A request whose worker failed goes before all others: it had its turn. Some workers are left out for it, so
 it does not stand in their way either.
 
 `find` is asked again whenever something changes (a lease ends, a prompt is computed, a worker comes), and when the time has
@@ -69,8 +69,8 @@ class Wait(Generic[Place]):
     """Monotonic time at which it stops to wait for room, while there are workers."""
     due_s: float = inf
     """Monotonic time from which it does not wait for the sake of the others' pace."""
-    again: bool = False
-    """It had its turn, and its worker failed."""
+    failed_s: float | None = None
+    """It had its turn, and its worker failed: monotonic time from which it is held for another. None for all others."""
 
 
 @dataclass(slots=True, eq=False)
@@ -102,6 +102,8 @@ class Line(Generic[Place]):
     """Why those that wait do, as of the last look."""
     timer: asyncio.TimerHandle | None = None
     """Looks again when a place was promised for later."""
+    looking: bool = False
+    """Places are being given out. To take one for a trial changes who is offered, which wakes the line again."""
 
     @property
     def requests(self) -> int:
@@ -172,7 +174,7 @@ class Pending(Generic[Place]):
     def _enter(self, service: Service, line: Line[Place], waiter: _Waiter[Place]) -> Entry[_Waiter[Place]] | None:
         """Stand in the queue; a request that had its turn stands before it."""
         wait, now_s = waiter.wait, waiter.since_s
-        if wait.again:
+        if wait.failed_s is not None:
             line.again[waiter] = None
             return None
         if not line.queue.requests:
@@ -199,10 +201,11 @@ class Pending(Generic[Place]):
 
     async def _until_placed(self, service: Service, waiter: _Waiter[Place]) -> None:
         wait, future = waiter.wait, waiter.future
+        since_s = waiter.since_s if wait.failed_s is None else wait.failed_s
         while not future.done():
             now_s = time.monotonic()
-            limit_s, why = waiter.since_s + service.spec.timeouts.hold_s, Refusal.NO_WORKER
-            if not wait.again and not service.snapshot.empty:
+            limit_s, why = since_s + service.spec.timeouts.hold_s, Refusal.NO_WORKER
+            if wait.failed_s is None and not service.snapshot.empty:
                 limit_s, why = max(limit_s, wait.until_s), Refusal.TIMEOUT
             if now_s >= wait.claim.until_s:
                 raise self.refuse(service, wait.claim, Refusal.DEADLINE)
@@ -250,8 +253,15 @@ class Pending(Generic[Place]):
     def wake(self, service: Service) -> None:
         """Give out places in order, as far as they go."""
         line = self.lines.get(service.spec.key)
-        if line is None or not line.requests:
-            return
+        if line is None or not line.requests or line.looking:
+            return  # a look within a look would give a second place to the request that is being given one
+        line.looking = True
+        try:
+            self._give_out(service, line)
+        finally:
+            line.looking = False
+
+    def _give_out(self, service: Service, line: Line[Place]) -> None:
         soonest_s = self._serve_again(line)
         now_s = time.monotonic()
 

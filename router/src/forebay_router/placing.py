@@ -34,11 +34,13 @@ from forebay_router.predicting import Demand
 from forebay_router.reading import Received
 from forebay_router.rewriting import needs_one_worker
 from forebay_router.table import Service, ServiceKey, Worker, WorkerTable
+from forebay_router.tried import Tried
 
 if TYPE_CHECKING:  # loaded where tokenizers are given only: it brings 20 MB
     from forebay_router.tokens.tokenizers import Tokenizers
 
 _LOW: Final = Priority.LOW
+_NOBODY: Final[frozenset[str]] = frozenset()
 ATTENTION_S: Final = 0.1
 """A shorter predicted wait is nothing that a client's time limit or a queue could be about."""
 
@@ -195,26 +197,28 @@ class Placing:
     # -- places -------------------------------------------------------------------------------------------------------
 
     def place_now(
-        self, service: Service, parsed: ParsedRequest, received: Received, tried: frozenset[str]
+        self, service: Service, parsed: ParsedRequest, received: Received, tried: Tried | None
     ) -> Place | None:
         """Leases, if a worker has room, nobody waits for one and the prompt's tokens are known; raises RequestRefused."""
         if self._wants_tokens(service, parsed):
             return None
         look_up = self._look_up(service, parsed)
-        if look_up is not None and not tried:
+        if look_up is not None and tried is None:
             self.index.arrived(look_up)
-        if self.table.waiting and not tried and self.pending.waiting(service):
+        if self.table.waiting and tried is None and self.pending.waiting(service):
             return None
         demand = self._demand(service, parsed, tried, look_up)
         now_s = time.monotonic()
         choice = choose(demand, service.snapshot, self.rng, now_s)
+        if choice is None and tried is not None:
+            choice = self._choose_tried(service, demand, tried, now_s)
         if choice is None:
             return None
         filler = priority_of(received, parsed.fields) is _LOW
         expected = choice.prediction
         worker = choice.worker
         crowded = room.is_full(worker)
-        if not tried and (filler or crowded or expected.wait_s > ATTENTION_S or not expected.comfortable):
+        if tried is None and (filler or crowded or expected.wait_s > ATTENTION_S or not expected.comfortable):
             self._check_patience(service, claim_of(received, parsed), choice, now_s)
             settled = self._settle(service, choice, received, room.FIRST, filler=filler)
             if isinstance(settled, Held):
@@ -222,7 +226,7 @@ class Placing:
             choice = settled
         return self._take(choice, look_up, Leaning(visible=parsed.stream, filler=filler))
 
-    async def place(self, service: Service, parsed: ParsedRequest, received: Received, tried: frozenset[str]) -> Place:
+    async def place(self, service: Service, parsed: ParsedRequest, received: Received, tried: Tried | None) -> Place:
         """Leases for one attempt; raises RequestRefused when it cannot wait for them, or waited in vain."""
         if self.tokenizers is not None and self._wants_tokens(service, parsed):
             await self.tokenizers.tell(parsed, service.spec.models)
@@ -237,10 +241,17 @@ class Placing:
 
         def find(turn: Turn) -> Place | Held:
             current = self.table.services.get(key)  # deleted and made again, it is another object with other workers
-            choice = None if current is None else choose(demand, current.snapshot, self.rng, time.monotonic())
-            if current is None or choice is None:
+            if current is None:
                 return room.NO_WORKER
-            settled = choice if tried else self._settle(current, choice, received, turn, filler=leaning.filler)
+            now_s = time.monotonic()
+            choice = choose(demand, current.snapshot, self.rng, now_s)
+            if tried is not None:
+                choice = choice or self._choose_tried(current, demand, tried, now_s)
+                settled: Choice | Held = choice or room.NO_WORKER._replace(again_s=tried.again_s(now_s))
+            elif choice is None:
+                return room.NO_WORKER
+            else:
+                settled = self._settle(current, choice, received, turn, filler=leaning.filler)
             return settled if isinstance(settled, Held) else self._take(settled, look_up, leaning)
 
         limits = service.spec.timeouts
@@ -253,7 +264,7 @@ class Placing:
             size_bytes=len(parsed.body),
             until_s=received.received_s + patience_s,
             due_s=received.received_s + room.PACED_SHARE * min(limits.first_byte_s, patience_s),
-            again=bool(tried),
+            failed_s=None if tried is None else tried.since_s,
         )
         return await self.pending.wait(service, wait)
 
@@ -275,15 +286,23 @@ class Placing:
     def _wants_tokens(self, service: Service, parsed: ParsedRequest) -> bool:
         return self.tokenizers is not None and self.tokenizers.wants(parsed, service.spec.models)
 
-    def possible(self, service: Service, parsed: ParsedRequest, tried: frozenset[str]) -> bool:
+    def possible(self, service: Service, parsed: ParsedRequest, tried: Tried) -> bool:
         """Some worker could take another attempt now."""
-        demand = self._demand(service, parsed, tried, None)
-        return choose(demand, service.snapshot, self.rng, time.monotonic()) is not None
+        demand, now_s = self._demand(service, parsed, tried, None), time.monotonic()
+        found = choose(demand, service.snapshot, self.rng, now_s)
+        return (found or self._choose_tried(service, demand, tried, now_s)) is not None
+
+    def _choose_tried(self, service: Service, demand: Demand, tried: Tried, now_s: float) -> Choice | None:
+        """One of those that failed on a request, when no other can take it."""
+        workers = self.table.workers
+        back_s = {uid: workers[uid].back_s for uid in tried.failed if uid in workers}
+        excluded = tried.excluded(back_s, now_s)
+        return choose(demand._replace(excluded=excluded), service.snapshot, self.rng, now_s)
 
     def consider(self, service: Service, parsed: ParsedRequest) -> tuple[Demand, LookUp | None, Choice | None]:
         """What would be chosen now. Nothing is leased, and nothing is remembered of the prompt."""
         look_up = self._look_up(service, parsed)
-        demand = self._demand(service, parsed, frozenset(), look_up)
+        demand = self._demand(service, parsed, None, look_up)
         return demand, look_up, choose(demand, service.snapshot, self.rng, time.monotonic())
 
     def held_because(self, service: Service, choice: Choice) -> str | None:
@@ -301,7 +320,7 @@ class Placing:
             lora = service.adapter_of(parsed.model)
         return self.index.look_up(str(service.spec.key), parsed.content, lora=lora, session=parsed.session)
 
-    def _demand(self, service: Service, parsed: ParsedRequest, tried: frozenset[str], look_up: LookUp | None) -> Demand:
+    def _demand(self, service: Service, parsed: ParsedRequest, tried: Tried | None, look_up: LookUp | None) -> Demand:
         splittable = parsed.endpoint.splittable and parsed.fields is not None
         if splittable and service.snapshot.prefill and parsed.fields and needs_one_worker(parsed.fields):
             if not service.snapshot.mixed:
@@ -314,7 +333,7 @@ class Placing:
             prompt_tokens=parsed.prompt_tokens if look_up is None else look_up.prompt_tokens,
             output_tokens=parsed.output_tokens,
             splittable=splittable,
-            excluded=tried,
+            excluded=_NOBODY if tried is None else tried.workers,
             cached=NOWHERE if look_up is None else look_up.cached,
             common_tokens=0 if look_up is None else look_up.common_tokens,
             objective=service.spec.objective,

@@ -9,10 +9,11 @@ what it raises into the end of the attempt or of the request, and `_finish` is t
 where the answer is not complete (which makes the engine stop), gives the leases back, counts the request, and tells the client's
 connection to go on. When the client leaves it is called at once.
 
-Attempts. Until the first event or the whole JSON answer is in, nothing has reached the client, so a failed attempt is made again
-on another worker, never on the same, at most `attempts_max` times. Afterwards a failure ends the answer: an event stream with
-an error event, anything else with a closed connection. There is no continuation on another worker: the client would get the
-beginning twice. A request on which `LOST_MAX` workers died is not given to a further one: it may be what kills them.
+Attempts. Until the first event or the whole JSON answer is in, nothing has reached the client, so a failed attempt is made again,
+at most `attempts_max` times: on another worker, and where there is none on the same once it can be expected to do better
+(`tried`). Afterwards a failure ends the answer: an event stream with an error event, anything else with a closed connection.
+There is no continuation on another worker: the client would get the beginning twice. A request under which `LOST_MAX`
+connections ended is not sent again: it may be what kills workers.
 """
 
 import asyncio
@@ -43,6 +44,7 @@ from forebay_router.reply import Reply
 from forebay_router.sse import EventScanner
 from forebay_router.supervision import Supervisor
 from forebay_router.table import Service
+from forebay_router.tried import LOST_MAX, Tried
 from forebay_router.upstream import Upstreams
 from forebay_router.usage import read_facts, with_cached_tokens
 
@@ -53,8 +55,6 @@ log = logging.getLogger(__name__)
 Waited = TypeVar("Waited")
 
 _TOO_LATE = frozenset({FailureReason.TOTAL_TIMEOUT, FailureReason.DEADLINE})
-LOST_MAX = 2
-"""Workers whose connection may end under one request."""
 CLIENT_LEFT_STATUS = 499
 """Counted for a client that left before it got a status."""
 _NOT_JUDGED = Objective(ttft_s=float("inf"), tpot_s=float("inf"), target=1.0)
@@ -87,10 +87,8 @@ class Exchange:
     entered = False
     """The service counts it."""
     strip_usage = False
-    tried: frozenset[str] = frozenset()
-    """Workers that failed on this request."""
-    lost = 0
-    """Workers whose connection ended under it."""
+    tried: Tried | None = None
+    """Attempts that failed; None while none has."""
     attempt: Attempt | None = None
     """The one that is being made."""
     last_place: Place | None = None
@@ -204,29 +202,28 @@ class Exchange:
         """An attempt has failed: make another one, or tell the client."""
         attempt = self.attempt
         assert attempt is not None
-        self.tried |= {attempt.asked.spec.uid}
+        tried = self.tried = self.tried or Tried()
+        tried.note(attempt.asked.spec.uid, failure.reason, lost=attempt.lost, now_s=time.monotonic())
         attempt.place.broke(attempt.asked, failure)
-        if attempt.lost:
-            self.lost += 1
         if self.trace is not None:
             self.trace.leg_failed()
         self._let_go()
-        if self.record.attempts < self.tools.attempts_max and self._may_retry(failure):
+        if tried.attempts < self.tools.attempts_max and self._may_retry(failure, tried):
             self.service.stats.retries[failure.reason] += 1
             self._place()
         else:
             self._fail(failure)
             self._finish()
 
-    def _may_retry(self, failure: WorkerFailure) -> bool:
-        """Nothing has reached the client, and another worker can take the request.
+    def _may_retry(self, failure: WorkerFailure, tried: Tried) -> bool:
+        """Nothing has reached the client, and a worker can take the request.
 
         A worker that gave an error answer is only worth replacing by one that is there: else its answer is relayed. A worker
-        that gave none is worth waiting for a successor.
+        that gave none is worth waiting for: for a successor, or until it is back.
         """
-        if self.reply.content_begun or failure.reason in _TOO_LATE or self.lost >= LOST_MAX:
+        if self.reply.content_begun or failure.reason in _TOO_LATE or tried.lost >= LOST_MAX:
             return False
-        return not failure.answered or self.tools.placing.possible(self.service, self.parsed, self.tried)
+        return not failure.answered or self.tools.placing.possible(self.service, self.parsed, tried)
 
     def _let_go(self) -> None:
         """The attempt is over, one way or another."""

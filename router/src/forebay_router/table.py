@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from math import inf
 from operator import attrgetter
 from typing import Any, NewType
 
@@ -98,7 +99,7 @@ class WorkerSpec:
 class Worker:
     """A worker and what is going on with it."""
 
-    __slots__ = ("candidate", "cards", "fillers", "health", "peer", "pool_stats", "spec")
+    __slots__ = ("back_s", "candidate", "cards", "fillers", "health", "peer", "pool_stats", "spec")
 
     def __init__(self, spec: WorkerSpec, *, pool_stats: PoolStats, speed: Speed, limit: int | None) -> None:
         self.spec = spec
@@ -119,6 +120,8 @@ class Worker:
         """Whether it is left alone although it is ready."""
         self.fillers = 0
         """Requests of low priority among those in flight."""
+        self.back_s = -inf
+        """Monotonic time at which it was found ready after it had not been; minus infinity when it never was away."""
 
     @property
     def load(self) -> Load:
@@ -235,6 +238,9 @@ class WorkerTable:
             return
         service = self.services[spec.service]
         if known is not None and _place(known.spec) == _place(spec):
+            if known.spec.state is WorkerState.NOT_READY and spec.state is WorkerState.READY:
+                known.back_s = now_s
+                known.health.renew(now_s)
             known.spec = spec
         else:
             if known is not None:

@@ -319,6 +319,7 @@ class Upstreams:
             message = f"{peer.name} refused the connection: {error}"
             refused = isinstance(error, ConnectionRefusedError)
         else:
+            peer.accepted_s = time.monotonic()
             if connection.transport is not None:
                 connection.send(request, answer, reused=False)
                 return

@@ -1,5 +1,7 @@
 """Who is left alone, and how many at most."""
 
+import time
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -139,6 +141,57 @@ def test_one_request_tries_a_worker_whose_rest_is_over():
     guard.answered(tried)
     assert offered(guard) == "ab"
     assert tried.health.sound
+
+
+@pytest.mark.parametrize("others", ["", "b"])
+def test_accepted_connection_ends_the_trial_of_a_worker_beside_which_there_is_none(others):
+    """Others would have to wait for the end of what may be a long answer. With another one there, they need not."""
+    guard = guarded("a", *others)
+    tried = guard.table.workers["a"]
+    tried.peer.accepted_s = time.monotonic()
+    fail(guard, "a", 1, FailureReason.CONNECT)
+    guard.sweep(rested(guard, "a"))
+    guard.try_out(tried)
+    guard.sweep(rested(guard, "a"))
+    assert offered(guard) == others, "it accepted one before it was left alone"
+    tried.peer.accepted_s = rested(guard, "a") + 0.01
+    guard.sweep(rested(guard, "a") + 0.1)
+    assert offered(guard) == (others or "a")
+
+
+@pytest.mark.parametrize("cause", [Cause.FAILING, Cause.FROZEN])
+def test_accepted_connection_says_nothing_of_a_worker_that_was_reached_before(cause):
+    guard = guarded("a")
+    tried = guard.table.workers["a"]
+    tried.health.eject(cause, 0.0)
+    tried.health.probe()
+    guard.try_out(tried)
+    tried.peer.accepted_s = rested(guard, "a") + 0.01
+    guard.sweep(rested(guard, "a") + 0.1)
+    assert offered(guard) == ""
+
+
+@pytest.mark.parametrize("cause", list(Cause))
+def test_rest_of_a_worker_is_over_when_it_was_away(cause):
+    """A frozen one is asked for a sign of life first."""
+    guard = guarded("a")
+    health = guard.table.workers["a"].health
+    health.eject(cause, 10.0)
+    assert not health.due(10.1)
+    for state in (WorkerState.NOT_READY, WorkerState.READY):
+        guard.table.put_worker(worker("a", state=state), 10.1)
+    assert health.until_s == 10.1
+    assert offered(guard) == ("" if cause is Cause.FROZEN else "a")
+
+
+def test_worker_that_was_only_draining_rests_on():
+    guard = guarded("a")
+    health = guard.table.workers["a"].health
+    health.eject(Cause.FAILING, 10.0)
+    until_s = health.until_s
+    for state in (WorkerState.DRAINING, WorkerState.READY):
+        guard.table.put_worker(worker("a", state=state), 10.1)
+    assert health.until_s == until_s
 
 
 def test_failed_trial_means_a_longer_rest():

@@ -9,6 +9,8 @@
                         ^------------------------------------------------- TRIAL --it fails-------'
                                                                            TRIAL --its client leaves--> PROBING
 
+A worker that was not ready and is again may well be another process: its rest is over at once.
+
 Three causes. UNREACHABLE: a connection was refused or not accepted; one is enough, the rest is short. FAILING: requests fail
 that others would have served. FROZEN: it makes no progress with anything (`frozen`). Each further ejection doubles the rest,
 until `RECOVERED` requests in a row have gone well.
@@ -145,6 +147,10 @@ class Health:
         self.until_s = now_s + min(rest.longest_s, rest.first_s * 2 ** min(self.ejections, _DOUBLINGS_MAX))
         self.ejections += 1
         self.successes = 0
+
+    def renew(self, now_s: float) -> None:
+        """It was not ready and is again, most likely as another process: its rest is over."""
+        self.until_s = min(self.until_s, now_s)
 
     def probe(self) -> None:
         """Its rest is over: the next request is a trial."""

@@ -5,7 +5,9 @@
 
 Bounds. Of the ready workers of a role at most `SHARE_MAX` are ejected as failing or frozen, and always one that can be reached
 is left, also when the number of ready workers shrinks later: then the one whose rest would end first is used again. A worker
-that cannot be reached is left alone in any case, since sending to it does not help; requests wait for it, or for another.
+that cannot be reached is left alone in any case, since sending to it does not help; requests wait for it, or for another. They
+wait for no more than that: while nobody else is there, its trial is over when it accepts the connection. The answer may take
+minutes.
 """
 
 import logging
@@ -144,6 +146,7 @@ class Guard:
             for worker in due:
                 worker.health.probe()
             needed = [worker for role in Role for worker in self._needed(service, role)]
+            needed += _reached(service)
             for worker in needed:
                 worker.health.restore()
             if due or needed:
@@ -169,6 +172,19 @@ class Guard:
         service = self.table.services.get(worker.spec.service)
         if service is not None and not worker.peer.gone:
             self.table.regroup(service, time.monotonic())
+
+
+def _reached(service: Service) -> list[Worker]:
+    """Workers on trial that accepted a connection since, which was what was in doubt, where nobody else is there to answer."""
+    if not service.snapshot.empty:
+        return []
+    return [
+        worker
+        for worker in service.workers.values()
+        if worker.health.condition is Condition.TRIAL
+        and worker.health.cause is Cause.UNREACHABLE
+        and worker.peer.accepted_s > worker.health.until_s
+    ]
 
 
 def _of_role(service: Service, role: Role) -> Iterable[Worker]:

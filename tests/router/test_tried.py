@@ -1,0 +1,295 @@
+"""Requests that failed on every worker there is: when they are given to the same one again."""
+
+import asyncio
+import time
+from dataclasses import replace
+from math import inf
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forebay_router.errors import FailureReason
+from forebay_router.health.breaker import RESTS, Cause, Condition, Rest
+from forebay_router.table import WorkerState
+from forebay_router.tried import LOST_MAX, Tried
+from tests.router.harness import Running, ask, chat, routed, routed_pairs, running, until
+from tests.router.scripted import ScriptedWorker, completion, hello, started, workers
+from tests.router.test_placing import place_of, split
+
+UNNOTICED = ("--probe-interval", "1h", "--hold-timeout", "60s")
+"""Nobody but requests finds out that a worker is away, and a request that waits in vain outlasts any test."""
+CONNECT_REST_S = RESTS[Cause.UNREACHABLE].first_s
+ENDED_REST_S = RESTS[Cause.FAILING].first_s
+
+
+@pytest.fixture
+def short_rest(monkeypatch):
+    """A worker whose connection ended is asked again soon."""
+    monkeypatch.setitem(RESTS, Cause.FAILING, Rest(0.1, 0.2))
+
+
+class FailsAtFirst:
+    """A script that fails so many times, then answers."""
+
+    def __init__(self, fails, times: int = 1) -> None:
+        self.fails = fails
+        self.times = times
+
+    async def __call__(self, asked, wire) -> None:
+        self.times -= 1
+        await (self.fails if self.times >= 0 else hello)(asked, wire)
+
+
+async def reset(_asked, wire):
+    wire.reset()
+
+
+async def break_within(_asked, wire):
+    await wire.head(200, {"Content-Type": "application/json", "Content-Length": "1000"}, chunked=False)
+    await wire.raw(b'{"id":')
+    wire.reset()
+
+
+async def silent(_asked, _wire):
+    await asyncio.sleep(60)
+
+
+def retried(router: Running) -> dict[str, int]:
+    return {reason.value: count for reason, count in router.stats.retries.items() if count}
+
+
+def become(router: Running, uid: str, state: WorkerState) -> None:
+    """What the watch of a pod tells."""
+    router.table.put_worker(replace(router.table.workers[uid].spec, state=state), time.monotonic())
+
+
+# -- the rule ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("reason", "lost", "rest_s"),
+    [
+        (FailureReason.CONNECT, False, CONNECT_REST_S),
+        (FailureReason.RESET, True, ENDED_REST_S),
+        (FailureReason.CUT_OFF, True, ENDED_REST_S),
+        (FailureReason.CUT_OFF, False, inf),
+        (FailureReason.WORKER_ERROR, False, inf),
+        (FailureReason.ABORTED, False, inf),
+        (FailureReason.BAD_ANSWER, False, inf),
+        (FailureReason.FROZEN, False, inf),
+        (FailureReason.FIRST_BYTE_TIMEOUT, False, inf),
+        (FailureReason.FIRST_BYTE_TIMEOUT, True, inf),
+    ],
+)
+def test_only_what_was_the_connections_fault_is_asked_again_by_time_alone(reason, lost, rest_s):
+    """A connection kept from an earlier request may have ended before one that is silent then was made."""
+    tried = Tried()
+    tried.note("a", reason, lost=lost, now_s=10.0)
+    assert tried.again_s(10.0) == rest_s
+    assert tried.excluded({}, 10.0 + min(rest_s, 1e6) - 0.01) == {"a"}
+    assert tried.excluded({}, 10.0 + min(rest_s, 1e6)) == (set() if rest_s < inf else {"a"})
+
+
+@pytest.mark.parametrize("reason", list(FailureReason))
+def test_worker_that_was_away_since_is_asked_again_whatever_it_failed_with(reason):
+    tried = Tried()
+    tried.note("a", reason, lost=True, now_s=10.0)
+    assert tried.excluded({"a": 9.9}, 10.1) == {"a"}, "it was away before"
+    assert tried.excluded({"a": -inf}, 10.1) == {"a"}
+    assert tried.excluded({"a": 10.05}, 10.1) == set()
+
+
+FAILURES = st.tuples(st.sampled_from("abc"), st.sampled_from(FailureReason), st.booleans(), st.floats(0, 10))
+
+
+@given(st.lists(FAILURES, max_size=30))
+def test_every_failure_counts_but_a_refusal_by_a_worker_that_had_failed(failures):
+    """Those move neither the count nor the time from which the wait is counted, so neither can go on for ever."""
+    tried, now_s = Tried(), 0.0
+    for uid, reason, lost, later_s in failures:
+        now_s += later_s
+        before, known = (tried.attempts, tried.since_s), uid in tried.failed
+        tried.note(uid, reason, lost=lost, now_s=now_s)
+        if known and reason is FailureReason.CONNECT:
+            assert (tried.attempts, tried.since_s) == before
+        else:
+            assert (tried.attempts, tried.since_s) == (before[0] + 1, now_s)
+        assert uid in tried.excluded({}, now_s)
+        assert tried.excluded({}, now_s) <= tried.workers
+    assert tried.lost == sum(lost for _, _, lost, _ in failures)
+
+
+def test_other_worker_is_preferred_however_well_rested_those_are_that_failed():
+    tried = Tried()
+    placing = split("d1", "d2", "d3")
+    for uid in ("d1", "d2"):
+        tried.note(uid, FailureReason.CONNECT, lost=False, now_s=time.monotonic() - 100)
+    for _ in range(10):
+        place = place_of(placing, tried)
+        assert place is not None
+        assert place.lease.worker.spec.uid == "d3"
+        place.release()
+    placing.table.drop_worker("d3")
+    again = place_of(placing, tried)
+    assert again is not None
+    again.release()
+    tried.note("d1", FailureReason.RESET, lost=True, now_s=time.monotonic())
+    again = place_of(placing, tried)
+    assert again is not None
+    assert again.lease.worker.spec.uid == "d2", "the other has not rested yet"
+    again.release()
+
+
+def test_prefill_worker_that_failed_is_left_out_while_a_decode_worker_computes_prompts():
+    placing, tried = split("p1", "d1"), Tried()
+    tried.note("p1", FailureReason.CONNECT, lost=False, now_s=time.monotonic() - 100)
+    place = place_of(placing, tried)
+    assert place is not None
+    assert place.prefill is None
+    place.release()
+
+
+# -- before connections -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("short_rest")
+@pytest.mark.parametrize(("fails", "reason"), [(reset, "reset"), (break_within, "cut_off")])
+async def test_only_worker_whose_connection_broke_is_asked_again(fails, reason):
+    async with workers(FailsAtFirst(fails)) as [worker], routed(worker, flags=UNNOTICED) as router:
+        reply = await ask(router, chat())
+        assert (reply.status, reply.json) == (200, completion("hello"))
+        assert len(worker.asked) == 2
+        assert retried(router) == {reason: 1}
+        assert router.verdicts() == {"good": 1, "bad": 0, "abandoned": 0}
+
+
+async def test_only_worker_that_refuses_connections_is_asked_again_until_it_accepts():
+    """More often than there are attempts, since nothing is sent; by one request at a time, and rarer each time."""
+    flags = (*UNNOTICED, "--attempts", "2")
+    async with workers(hello) as [worker], routed(worker, flags=flags) as router:
+        (uid,) = router.table.workers
+        health = router.table.workers[uid].health
+        await worker.stop()
+        asking = [asyncio.create_task(ask(router, chat(stream=True))) for _ in range(10)]
+        await until(lambda: router.stats.pending == 10 and health.ejections == 3, "two more tries")
+        assert router.stats.retries["connect"] <= 10 + 2
+        await worker.start()
+        replies = await asyncio.gather(*asking)
+        assert [(reply.status, reply.text()) for reply in replies] == [(200, "hello")] * 10
+        assert list(router.table.workers) == [uid]
+
+
+async def test_connections_that_are_refused_do_not_make_the_wait_longer():
+    flags = ("--probe-interval", "1h", "--hold-timeout", "1s")
+    async with workers(hello) as [worker], routed(worker, flags=flags) as router:
+        await worker.stop()
+        reply = await ask(router, chat())
+        assert (reply.status, reply.json["error"]["code"]) == (503, "no_ready_worker")
+        assert 2 <= router.stats.retries["connect"] <= 3, "at 0, 0.25 and 0.75 s, and not at 1.75 s any more"
+        assert router.verdicts() == {"good": 0, "bad": 1, "abandoned": 0}
+
+
+@pytest.mark.parametrize("fails", [reset, silent])
+async def test_worker_that_comes_back_under_the_same_uid_is_the_next(fails):
+    """A container that is restarted leaves its pod, and the pod's uid, what they were."""
+    flags = (*UNNOTICED, "--first-byte-timeout", "300ms")
+    async with workers(FailsAtFirst(fails)) as [worker], routed(worker, flags=flags) as router:
+        (uid,) = router.table.workers
+        asking = asyncio.create_task(ask(router, chat(stream=True)))
+        await until(lambda: router.stats.pending == 1, "it has failed, and waits")
+        become(router, uid, WorkerState.NOT_READY)
+        become(router, uid, WorkerState.READY)
+        reply = await asking
+        assert (reply.status, reply.text()) == (200, "hello")
+        assert len(worker.asked) == 2
+
+
+async def test_worker_that_comes_back_is_tried_at_once_however_long_its_rest():
+    async with workers(hello) as [worker], routed(worker, flags=UNNOTICED) as router:
+        (uid,) = router.table.workers
+        health = router.table.workers[uid].health
+        health.ejections = 5
+        await worker.stop()
+        asking = asyncio.create_task(ask(router, chat()))
+        await until(lambda: router.stats.pending == 1, "it has failed, and waits")
+        become(router, uid, WorkerState.NOT_READY)
+        await worker.start()
+        assert health.until_s - time.monotonic() > 2
+        become(router, uid, WorkerState.READY)
+        assert health.condition is not Condition.EJECTED, "the waiting request is under way"
+        assert (await asking).status == 200
+
+
+@pytest.mark.usefixtures("short_rest")
+async def test_request_that_breaks_its_worker_each_time_is_given_up():
+    async with workers(reset) as [worker], routed(worker, flags=UNNOTICED) as router:
+        reply = await ask(router, chat())
+        assert (reply.status, reply.json["error"]["code"]) == (502, "reset")
+        assert len(worker.asked) == LOST_MAX
+
+
+@pytest.mark.usefixtures("short_rest")
+async def test_only_decode_worker_that_broke_gets_the_request_with_a_fresh_transfer():
+    """The parameters of a transfer are used once: the prompt is computed again."""
+    legs, handed_over = 0, []
+
+    async def prefill(_asked, wire):
+        nonlocal legs
+        legs += 1
+        await wire.json(completion("", kv_transfer_params={"do_remote_prefill": True, "remote_block_ids": [legs]}))
+
+    decode = FailsAtFirst(reset)
+
+    async def remember(asked, wire):
+        handed_over.append(asked.json["kv_transfer_params"]["remote_block_ids"])
+        await decode(asked, wire)
+
+    async with workers(prefill, remember) as [first, second], routed_pairs([first], [second], UNNOTICED) as router:
+        assert (await ask(router, chat())).status == 200
+        assert handed_over == [[1], [2]]
+
+
+async def test_workers_whose_rest_ends_at_once_get_a_waiting_request_each():
+    """A trial changes who is offered, which makes the router look again, within the look that is placing this very request."""
+    gate = asyncio.Event()
+
+    async def script(asked, wire):
+        await gate.wait()
+        await hello(asked, wire)
+
+    async with workers(script, script) as made, routed(*made, flags=UNNOTICED) as router:
+        found = list(router.table.workers.values())
+        for worker in found:
+            worker.health.eject(Cause.FAILING, time.monotonic() + 3600)
+            router.table.regroup(router.service, time.monotonic())
+        asking = [asyncio.create_task(ask(router, chat())) for _ in range(3)]
+        await until(lambda: router.stats.pending == 3, "they wait")
+        for worker in found:
+            worker.health.until_s = time.monotonic()
+        await until(lambda: all(worker.asked for worker in made), "each has its trial")
+        assert [worker.load.requests for worker in found] == [1, 1]
+        assert router.stats.pending == 1
+        gate.set()
+        assert [reply.status for reply in await asyncio.gather(*asking)] == [200] * 3
+
+
+async def test_long_answer_that_tries_the_only_worker_keeps_nobody_waiting():
+    """What was in doubt is whether it can be reached. A plain answer says that when it is complete, its connection before."""
+    gate = asyncio.Event()
+
+    async def script(asked, wire):
+        if asked.json.get("seed") == 1:
+            await gate.wait()
+        await hello(asked, wire)
+
+    worker = ScriptedWorker(script)
+    async with started(worker), running("--workers", worker.url, *UNNOTICED) as router:
+        await worker.stop()
+        long = asyncio.create_task(ask(router, chat(seed=1)))
+        await until(lambda: router.stats.pending == 1, "it has failed, and waits")
+        await worker.start()
+        await until(lambda: worker.asked, "it tries the worker")
+        assert (await ask(router, chat(seed=2))).status == 200
+        gate.set()
+        assert (await long).status == 200
