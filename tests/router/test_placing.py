@@ -87,6 +87,19 @@ def test_place_that_is_given_back_unused_ends_both_trials():
     assert not placing.table.leases
 
 
+def test_both_workers_of_a_pair_are_on_trial_before_those_that_wait_are_told():
+    """Or one of them, tried with the first, would be offered beside another worker."""
+    placing = split("p1", "d1")
+    for uid in ("p1", "d1"):
+        put_to_trial(placing, uid)
+    offered: list[set[str]] = []
+    placing.table.on_change.append(lambda service: offered.append(set(service.snapshot.by_uid)))
+    place = place_of(placing)
+    assert offered == [set()]
+    assert place is not None
+    place.release()
+
+
 def test_older_request_does_not_end_a_trial():
     placing = split("p1", "d1")
     older = place_of(placing)
