@@ -12,8 +12,9 @@ from typing import Any
 from forebay_router.process import Process
 from forebay_router.settings import parse_settings
 from tests.router.scripted import MODEL, Flood, ScriptedWorker
+from tests.support.bounds import NEVER_S
 
-BOUND_S = 15.0
+BOUND_S = NEVER_S
 
 
 async def until(condition: Callable[[], Any], what: str, *, bound_s: float = BOUND_S) -> Any:

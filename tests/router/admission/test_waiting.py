@@ -10,6 +10,7 @@ import pytest
 from forebay_router.speed import Origin, Seed
 from tests.router.harness import Reply, ask, chat, request_bytes, routed, until
 from tests.router.scripted import completion, hello, workers
+from tests.support.bounds import STALL_S
 
 PATH = "/v1/chat/completions"
 WAITING = "waiting"
@@ -131,7 +132,7 @@ async def test_request_that_cannot_be_in_time_is_refused_at_once():
         line.drain.begin(time.monotonic(), line.queue.bands[0].cost / 100)
         started_s = time.monotonic()
         refused = await ask(router, chat(user="late"), headers={"x-forebay-timeout": "20s"})
-        assert time.monotonic() - started_s < 2
+        assert time.monotonic() - started_s < STALL_S, "not only when its client would have given up"
         assert (refused.status, refused.json["error"]["code"]) == (503, "deadline_unreachable")
         assert int(refused.headers["retry-after"]) == 60, "capped: official clients ignore longer ones"
         assert router.stats.failures["deadline"] == 1
@@ -155,7 +156,7 @@ async def test_request_whose_time_is_over_while_it_waits_is_told_so():
     async with busy() as (router, gate):
         started_s = time.monotonic()
         refused = await ask(router, chat(user="late"), headers={"x-forebay-timeout": "300ms"})
-        assert 0.2 < time.monotonic() - started_s < 3
+        assert 0.2 < time.monotonic() - started_s < STALL_S
         assert (refused.status, refused.json["error"]["code"]) == (503, "deadline_unreachable")
         assert gate.served == ["first"]
 
@@ -172,7 +173,7 @@ async def test_wait_for_room_is_as_long_as_for_a_first_byte():
     async with busy("--hold-timeout", "100ms", "--first-byte-timeout", "700ms") as (router, _):
         started_s = time.monotonic()
         refused = await ask(router, chat(user="late", stream=True))
-        assert 0.6 < time.monotonic() - started_s < 3
+        assert 0.6 < time.monotonic() - started_s < STALL_S
         assert (refused.status, refused.json["error"]["code"]) == (503, "overloaded")
         assert router.stats.failures["overloaded"] == 1
 
