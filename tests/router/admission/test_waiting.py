@@ -301,7 +301,8 @@ async def test_waiting_request_goes_when_a_first_token_comes():
 
 
 PACED = Seed(0.001, 1e-5, 0.001, 0.006, Origin.PLANNED)
-"""Four sequences keep to 25 ms a token."""
+"""Four sequences keep to PACE."""
+PACE = ("--objective-tpot", "25ms")
 
 
 def paced(router) -> None:
@@ -328,7 +329,7 @@ async def test_request_waits_here_while_every_worker_runs_as_many_as_it_can_in_t
         await turns.acquire()
         await wire.tokens("y")
 
-    async with workers(answer) as [worker], routed(worker) as router:
+    async with workers(answer) as [worker], routed(worker, flags=PACE) as router:
         paced(router)
         asking = await in_flight(router, worker, 6)
         await until(lambda: len(worker.asked) == 4, "as many as run in time")
@@ -355,7 +356,7 @@ async def test_request_that_is_due_goes_although_it_slows_the_others_down():
     async def answer(asked, wire):
         await asyncio.sleep(30)
 
-    async with workers(answer) as [worker], routed(worker, flags=("--first-byte-timeout", "1s")) as router:
+    async with workers(answer) as [worker], routed(worker, flags=(*PACE, "--first-byte-timeout", "1s")) as router:
         paced(router)
         asking = await in_flight(router, worker, 4)
         await until(lambda: len(worker.asked) == 4, "as many as run in time")
