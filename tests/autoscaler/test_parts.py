@@ -139,6 +139,17 @@ def test_a_pool_of_unknown_hardware_or_model_is_sized_by_measurement():
     assert policy_of(stored, Tuning(), {}).pools[0].concurrency_max == 256
 
 
+@pytest.mark.parametrize(
+    ("hardware", "sequences"), [("h100-sxm", 1024), ("h200", 1024), ("a100-80gb", 256), ("l40s", 256)]
+)
+def test_without_a_flag_a_worker_runs_as_many_sequences_as_vllm_does_by_itself(hardware, sequences):
+    """It leaves A100s at the smaller default however much memory they have."""
+    stored = model_service(engine={}, pools=[pool_spec(accelerator="gpu")])
+    stored["metadata"]["namespace"] = "default"
+    (pool,) = policy_of(stored, Tuning(), {"gpu": AcceleratorClassSpec(hardware=hardware)}).pools
+    assert pool.concurrency_max == sequences
+
+
 def test_the_mean_request_needs_enough_requests():
     signals = ServiceSignals(
         arrived_per_s=known(10),

@@ -30,6 +30,7 @@ PROMPT_BLOCKS = 100
 WORKERS = 8
 
 _FILL = f"""
+from array import array
 from pathlib import Path
 from random import Random
 from forebay_router.index.approximate import ApproximateIndex
@@ -42,7 +43,7 @@ def resident_bytes():
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 before = resident_bytes()
 for at in range({BLOCKS // PROMPT_BLOCKS}):
-    hashes = tuple(rng.getrandbits(64) for _ in range({PROMPT_BLOCKS}))
+    hashes = array("Q", (rng.getrandbits(64) for _ in range({PROMPT_BLOCKS})))
     index.record(f"w{{at % {WORKERS}}}", Content(hashes, ENDS[{PROMPT_BLOCKS} - 1]))
 assert index.tree.blocks == {BLOCKS}
 print(resident_bytes() - before)
@@ -140,7 +141,7 @@ def full_record_s(workers: int) -> float:
         index.add_worker(f"w{at}")
     taken = 0.0
     for at in range(24_000):
-        content = Content(tuple(rng.getrandbits(64) for _ in range(3)), ENDS[2])
+        content = Content(array("Q", (rng.getrandbits(64) for _ in range(3))), ENDS[2])
         begun = time.process_time()
         index.record(f"w{rng.randrange(workers)}", content)
         taken += time.process_time() - begun if at >= 12_000 else 0.0
