@@ -1,7 +1,7 @@
 """Two pools of one role on accelerators of different price: the cheapest per good request is filled first."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 from hypothesis import given
@@ -13,18 +13,30 @@ from forebay_api.objective import Objective
 from forebay_autoscaler.costs import Offer, portions_of
 from forebay_autoscaler.decide import decide
 from forebay_autoscaler.decision import Decision
+from forebay_autoscaler.demand import Demand
 from forebay_autoscaler.fitted import Fitted, Measured
+from forebay_autoscaler.model import Capacity, carried_with_margin_per_s, need_of
 from forebay_autoscaler.observation import PoolCounts, PoolObservation, PoolSignals, ServiceObservation
 from forebay_autoscaler.policy import PoolPolicy, ServicePolicy, Tuning, policy_of
+from forebay_autoscaler.schedules import Schedule
 from forebay_autoscaler.state import ServiceState
 from tests.autoscaler.manifests import model_service, pool_spec
 from tests.autoscaler.plant import KEY, engine_readings, pool_policy, readings, service_policy
 
 
 def offer(
-    name: str, price: float | None, rate: float | None, *, most: int = 10, ready: int = 0, share: float = 0.5
+    name: str,
+    price: float | None,
+    rate: float | None,
+    *,
+    most: int = 10,
+    ready: int = 0,
+    share: float = 0.5,
+    least: int = 0,
 ) -> Offer:
-    return Offer(name, share, price, rate, most * (rate or 0.0), ready * (rate or 0.0))
+    """`least` workers it has anyway; they count to keep for when they are ready."""
+    each = rate or 0.0
+    return Offer(name, share, price, rate, most * each, ready * each, least * each, min(least, ready) * each)
 
 
 def shares(*offers: Offer, planned: float | None = 20.0) -> dict[str, tuple[float, float]]:
@@ -41,11 +53,19 @@ def shares(*offers: Offer, planned: float | None = 20.0) -> dict[str, tuple[floa
         ((offer("a", 2, 1, ready=10), offer("b", 4, 5, ready=4)), {"a": (0, 0), "b": (1, 1)}),
         # What the cheapest cannot do at its most is the next one's.
         ((offer("a", 2, 1), offer("b", 4, 5, most=3, ready=3)), {"a": (0.25, 0.25), "b": (0.75, 1)}),
+        # What the dear pool's workers do that it has anyway is asked of no other, once they are ready.
+        ((offer("a", 2, 1, least=5, ready=5), offer("b", 4, 5, ready=4)), {"a": (0.25, 0.25), "b": (0.75, 0.75)}),
+        ((offer("a", 2, 1, least=5, ready=3), offer("b", 4, 5, ready=2)), {"a": (0.25, 0.5), "b": (0.75, 0.85)}),
+        ((offer("a", 2, 1, least=30, ready=30), offer("b", 4, 5, least=1)), {"a": (1, 1), "b": (0, 0)}),
+        ((offer("a", 2, 1, least=5, ready=5), offer("b", 4, 5, most=2, ready=2)), {"a": (0.5, 0.5), "b": (0.5, 0.75)}),
         # Hardly cheaper is not cheaper: the order of the spec.
         ((offer("a", 2.0, 1, most=40), offer("b", 1.9, 1)), {"a": (1, 1), "b": (0, 1)}),
         # Beyond what all can do together, the last one is asked.
         ((offer("a", 9, 1, most=1), offer("b", 1, 1, most=1)), {"a": (0.95, 1), "b": (0.05, 1)}),
-        # Without a price or a rate, as the router splits.
+        # Without a price or a rate, as the router splits, but for what one cannot do at its most.
+        ((offer("a", None, 1, share=1.0, most=12), offer("b", None, 5, share=0.0)), {"a": (1, 1), "b": (0.4, 0.4)}),
+        ((offer("a", None, 1, share=0.0), offer("b", None, 5, share=1.0, most=3)), {"a": (0.25, 0.25), "b": (1, 1)}),
+        ((offer("a", None, None, share=1.0), offer("b", 4, 5, share=0.0)), {"a": (1, 1), "b": (0, 0)}),
         ((offer("a", None, 1, share=0.3), offer("b", 4, 5, share=0.7)), {"a": (0.3, 0.3), "b": (0.7, 0.7)}),
         ((offer("a", 1, None, share=0.3), offer("b", 4, 5, share=0.7)), {"a": (0.3, 0.3), "b": (0.7, 0.7)}),
         ((offer("a", 1, 1, share=1.0),), {"a": (1, 1)}),
@@ -75,9 +95,11 @@ def test_without_knowledge_of_demand_cost_decides_nothing():
         min_size=2,
         max_size=5,
     ),
+    anyway=st.lists(st.sampled_from((0.0, 0.0, 0.3, 1.0)), min_size=5, max_size=5),
     planned=st.floats(0.01, 1000),
 )
-def test_all_of_the_demand_is_given_out_once_and_what_is_kept_covers_it(offers, planned):
+def test_all_of_the_demand_is_given_out_once_and_what_is_kept_covers_it(offers, anyway, planned):
+    offers = [with_anyway(offer, part) for offer, part in zip(offers, anyway, strict=False)]
     made = portions_of(offers, planned, headroom=0.1)
     assert sum(one.to_grow for one in made.values()) == pytest.approx(1.0)
     for one in made.values():
@@ -87,6 +109,38 @@ def test_all_of_the_demand_is_given_out_once_and_what_is_kept_covers_it(offers, 
     kept = sum(min(one.to_keep * planned, offer.most_per_s) for offer, one in zip_by(offers, made))
     could = sum(offer.most_per_s for offer in offers) / 1.1
     assert kept >= min(planned, could) - 1e-6, "together they suffice as far as they can"
+
+
+def with_anyway(offer: Offer, part: float) -> Offer:
+    """A part of the most it could have, which is there anyway as far as it is ready."""
+    least = part * offer.most_per_s / 1.1
+    return replace(offer, anyway_per_s=least, anyway_ready_per_s=min(least, offer.ready_per_s))
+
+
+@given(
+    role=st.sampled_from(list(Role)),
+    workers=st.integers(0, 40),
+    capacity=st.builds(
+        Capacity,
+        work_s=st.floats(0.05, 60),
+        limit=st.floats(0.4, 300),
+        measured=st.booleans(),
+        amplification=st.floats(1, 6),
+    ),
+    dispersion=st.floats(0.5, 5),
+)
+def test_what_workers_suffice_for_needs_them_and_a_hair_more_needs_another(role, workers, capacity, dispersion):
+    tuning, objective = Tuning(), Objective(2.0, 0.05, 0.95)
+    if role is Role.PREFILL:
+        capacity = replace(capacity, limit=0.9, work_s=capacity.work_s / 60)
+    carried = carried_with_margin_per_s(role, workers, capacity, objective, dispersion=dispersion, tuning=tuning)
+
+    def needed(rate_per_s: float) -> int:
+        demand = Demand(rate_per_s, 0.0, 0.0, planned_per_s=rate_per_s, keep_per_s=rate_per_s, dispersion=dispersion)
+        return need_of(role, demand, capacity, to_work_off=0.0, objective=objective, tuning=tuning).workers
+
+    assert needed(carried * (1 - 1e-6)) <= workers
+    assert needed(carried * (1 + 1e-6) + 1e-6) > workers
 
 
 def zip_by(offers, made):
@@ -243,11 +297,13 @@ class Fleet:
             self.wanted[name] -= 1
 
 
-def fleet(rate: Callable[[float], float], *, prices=(4.0, 1.0), most=(10, 6), wanted=(4, 1), **changes) -> Fleet:
+def fleet(
+    rate: Callable[[float], float], *, prices=(4.0, 1.0), most=(10, 6), least=(0, 0), wanted=(4, 1), **changes
+) -> Fleet:
     """Big workers, 16 slots' worth of speed, at four times the price of small ones of half their speed."""
     pools = tuple(
-        pool_policy(name, replicas_min=0, replicas_max=top, price_per_hour=price, concurrency_max=SLOTS)
-        for name, price, top in zip(("big", "small"), prices, most, strict=True)
+        pool_policy(name, replicas_min=low, replicas_max=top, price_per_hour=price, concurrency_max=SLOTS)
+        for name, price, low, top in zip(("big", "small"), prices, least, most, strict=True)
     )
     tuning = Tuning(rate_window_s=60, burst_window_s=35, drain_horizon_s=15, startup_s=60)
     policy = service_policy(*pools, scale_down_window_s=300, tuning=tuning)
@@ -270,6 +326,18 @@ def test_without_prices_both_pools_stay_as_the_router_uses_them():
     assert made.sizes[-1][0] >= 1
 
 
+def test_without_prices_a_pool_that_sleeps_wakes_for_what_the_other_one_cannot_do():
+    """The router sends nothing to a pool without a worker, and nothing finishes there."""
+    made = fleet(lambda now_s: 8.0 if now_s <= 600 else 30.0, prices=(None, None), most=(10, 3), wanted=(0, 3))
+    made.run(600)
+    assert made.sizes[-1][0] == 0, "not before it has to"
+    made.run(600)
+    assert made.sizes[-1][0] >= 3
+    made.short_s = 0
+    made.run(600)
+    assert made.short_s == 0
+
+
 def test_what_the_cheap_pool_cannot_do_is_the_expensive_ones():
     made = fleet(lambda _: 40.0, wanted=(8, 1)).run(3600)
     big, small = made.sizes[-1]
@@ -278,6 +346,32 @@ def test_what_the_cheap_pool_cannot_do_is_the_expensive_ones():
     assert made.short_s == 0
     plain = fleet(lambda _: 40.0, prices=(None, None), wanted=(8, 1)).run(3600)
     assert 4 * big + small < 4 * plain.sizes[-1][0] + plain.sizes[-1][1]
+
+
+def test_workers_that_are_there_anyway_are_used_before_cheaper_ones_are_bought():
+    """Five big workers that the spec keeps do most of 44 req/s; without them it takes more than eleven small ones."""
+    made = fleet(lambda _: 44.0, wanted=(5, 6), least=(5, 0), most=(10, 20)).run(3600)
+    big, small = made.sizes[-1]
+    assert big == 5
+    assert 1 <= small <= 6
+    assert made.short_s == 0
+    made = fleet(lambda _: 20.0, wanted=(5, 6), least=(5, 0)).run(3600)
+    assert made.sizes[-1] == (5, 0)
+
+
+def test_workers_that_a_schedule_keeps_are_there_anyway_while_it_lasts():
+    """By the clock the run begins at midnight; five big workers are kept from 00:30 to 01:30."""
+    made = fleet(lambda _: 20.0, wanted=(0, 6))
+    big, small = made.policy.pools
+    window = Schedule("half past", tuple(range(7)), 30, 90, "UTC", 5)
+    made.policy = replace(made.policy, pools=(replace(big, schedules=(window,)), small))
+    made.run(1500)
+    assert made.sizes[-1] == (0, 6)
+    made.run(3600)
+    assert made.sizes[-1] == (5, 0)
+    made.run(2400)
+    assert made.sizes[-1] == (0, 6), "and take over again before the others go"
+    assert made.short_s == 0
 
 
 def test_a_rise_is_ordered_from_one_pool():

@@ -7,7 +7,12 @@ Where every pool of a role has a price and a rate, demand is not split as the ro
     to grow for    the cheapest pool as much as its most workers can do, with the usual headroom; what is left, the next one
     to keep for    what the cheaper pools' *ready* workers cannot do
 
+Workers that a pool has anyway (its least number, or a schedule's) cost nothing more: what they do is asked of no other pool,
+however cheap, once they are ready.
+
 So an expensive pool goes only when cheaper workers are there to take over, and a rise is ordered from one pool, not from two.
+Elsewhere demand is split as the router splits it, and only what a pool's most workers cannot do is the others'.
+
 A pool that cannot have more workers now (no node for them, ordered ones that do not come, another autoscaler) counts with those
 it has. What an expensive worker runs now holds it only as far as cheaper ones could not do it: the router gives it work as long
 as it is there.
@@ -16,6 +21,7 @@ Pools stay in the order of the spec unless a later one is cheaper by `CHEAPER` o
 both, so that measurements which vary do not move workers to and fro.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -41,6 +47,10 @@ class Offer:
     """Requests a second that the most workers it could have carry."""
     ready_per_s: float
     """The same of those that are ready. One worker's times their number only where they do not share what they keep free."""
+    anyway_per_s: float = 0.0
+    """Requests a second for which the workers suffice, margin included, that it has anyway."""
+    anyway_ready_per_s: float = 0.0
+    """The same of those that are ready."""
 
     @property
     def cost(self) -> float | None:
@@ -74,15 +84,18 @@ def portions_of(offers: Sequence[Offer], planned_per_s: float | None, *, headroo
     """Portions of several pools of one role, by name; as the router splits requests where cost cannot be told."""
     costs = [offer.cost for offer in offers]
     if any(cost is None for cost in costs) or planned_per_s is None:
-        return {offer.name: Portion(offer.share, offer.share, offer.share) for offer in offers}
+        return _as_split(offers, planned_per_s or 0.0, headroom=headroom)
     planned_per_s = planned_per_s or NEARLY_NONE_PER_S  # no demand is divided as the first request would be
     left = uncovered = planned_per_s
     portions = {}
     ordered = _by_cost(offers)
     for place, offer in enumerate(ordered, start=1):
-        grow = left if place == len(ordered) else min(left, offer.most_per_s / (1.0 + headroom))
+        others = ordered[place:]
+        most = min(left - sum(one.anyway_per_s for one in others), offer.most_per_s / (1.0 + headroom))
+        grow = max(0.0, most) if others else left
         # Not bounded by what it could do: as a share that would fall where demand rises beyond it.
-        to_grow, to_keep = grow / planned_per_s, max(grow, uncovered) / planned_per_s
+        keep = max(grow, uncovered - sum(one.anyway_ready_per_s for one in others))
+        to_grow, to_keep = grow / planned_per_s, keep / planned_per_s
         running = min(1.0, to_keep / offer.share) if offer.share > 0 else 1.0
         told = f"filled {place} of {len(ordered)} by cost, {1000 * (offer.cost or 0.0):.2g} for 1,000 requests"
         backlog = 1.0 if left > 0 else 0.0
@@ -90,6 +103,27 @@ def portions_of(offers: Sequence[Offer], planned_per_s: float | None, *, headroo
         left -= grow
         uncovered = max(0.0, uncovered - offer.ready_per_s / (1.0 + headroom))
     return portions
+
+
+def _as_split(offers: Sequence[Offer], planned_per_s: float, *, headroom: float) -> dict[str, Portion]:
+    """As the router splits requests; what a pool's most workers cannot do is the others', in the order of the spec.
+
+    A pool without a worker is sent nothing, so its share alone would never order the first one.
+    """
+    room = {offer.name: _most_per_s(offer) / (1.0 + headroom) - offer.share * planned_per_s for offer in offers}
+    left = sum(max(0.0, -one) for one in room.values())
+    portions = {}
+    for offer in offers:
+        more = min(left, max(0.0, room[offer.name]))
+        share = offer.share + (more / planned_per_s if more else 0.0)
+        portions[offer.name] = Portion(share, share, share)
+        left -= more
+    return portions
+
+
+def _most_per_s(offer: Offer) -> float:
+    """Without end while nobody knows what a worker does."""
+    return offer.most_per_s if offer.rate_per_s else math.inf
 
 
 def _by_cost(offers: Sequence[Offer]) -> list[Offer]:

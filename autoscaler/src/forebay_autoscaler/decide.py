@@ -34,7 +34,7 @@ from forebay_autoscaler.demand import (
     waiting_in_workers,
 )
 from forebay_autoscaler.learn import Evidence, Facts, Learnt, capacity_of, is_idle, latency_of, learn, load_per_worker
-from forebay_autoscaler.model import Capacity, Need, carried_per_s, need_of
+from forebay_autoscaler.model import Capacity, Need, carried_per_s, carried_with_margin_per_s, need_of
 from forebay_autoscaler.observation import PoolCounts, PoolObservation, ServiceObservation
 from forebay_autoscaler.policy import PoolPolicy, ServicePolicy
 from forebay_autoscaler.reserves import at_least_one, with_spare
@@ -200,6 +200,18 @@ def _offer(sight: Sight, view: View) -> Offer:
     def carried(workers: int, capacity: Capacity) -> float:
         return carried_per_s(pool.role, workers, capacity, sight.evidence.objective) or 0.0
 
+    def in_need(workers: int) -> float:
+        sufficient = carried_with_margin_per_s(
+            pool.role,
+            workers,
+            view.capacity,
+            sight.evidence.objective,
+            dispersion=sight.state.forecast.dispersion,
+            tuning=sight.policy.tuning,
+        )
+        return sufficient or 0.0
+
+    anyway = min(_least(view, sight.now_s), most_now if stuck else pool.replicas_max)
     many = max(1, pool.replicas_max)  # what one does where it shares with as many as there can be
     expected = capacity_of(pool, Learnt(), view.seed)
     return Offer(
@@ -209,7 +221,15 @@ def _offer(sight: Sight, view: View) -> Offer:
         rate_per_s=(carried(many, expected) or carried(many, view.capacity)) / many,
         most_per_s=carried(most_now if stuck else pool.replicas_max, view.capacity),
         ready_per_s=carried(counts.ready, view.capacity),
+        anyway_per_s=in_need(anyway),
+        anyway_ready_per_s=in_need(min(anyway, counts.ready)),
     )
+
+
+def _least(view: View, now_s: float) -> int:
+    """Workers that a pool has whatever is asked."""
+    schedule = schedule_in_force(view.pool.schedules, now_s, lead_s=view.lead_s)
+    return max(view.pool.replicas_min, schedule.replicas_min if schedule else 0)
 
 
 def _record(policy: ServicePolicy, memory: PoolState, *, need: int, to_keep: int, now_s: float) -> PoolState:

@@ -134,6 +134,19 @@ def carried_per_s(role: Role, workers: int, capacity: Capacity, objective: Objec
     return load / capacity.work_s
 
 
+def carried_with_margin_per_s(
+    role: Role, workers: int, capacity: Capacity, objective: Objective, *, dispersion: float, tuning: Tuning
+) -> float | None:
+    """Requests a second for which so many workers are needed and no more: `need_of` turned round; None when never measured."""
+    carried = carried_per_s(role, workers, capacity, objective)
+    if not carried or not capacity.work_s or role is Role.PREFILL:  # whose laws have the margin in them
+        return carried
+    load, headroom = workers * capacity.limit, tuning.headroom * (MEASURED if capacity.measured else 1.0)
+    chance = _quantile(objective) * math.sqrt(capacity.amplification * dispersion)
+    root = (math.sqrt(chance**2 + 4.0 * load) - chance) / 2.0  # load = root^2 + chance * root
+    return min(root**2, load / (1.0 + headroom)) / capacity.work_s
+
+
 def within_law(role: Role, demand: Demand | None, capacity: Capacity, objective: Objective) -> Capacity:
     """The capacity with as much as one worker carries of this demand: a prefill worker's share of what the laws allow."""
     if role is not Role.PREFILL:
@@ -208,7 +221,10 @@ def _margin(
     if role is Role.PREFILL:
         workers = prefill_workers(offered / capacity.share, capacity.work_s, objective)
         return max(0.0, capacity.limit * workers - offered)
-    quantile = max(0.0, NormalDist().inv_cdf(min(objective.target, 0.9999)))
     deviation = math.sqrt(capacity.amplification * demand.dispersion * offered)
     headroom = tuning.headroom * (MEASURED if capacity.measured else 1.0)
-    return max(quantile * deviation, headroom * offered)
+    return max(_quantile(objective) * deviation, headroom * offered)
+
+
+def _quantile(objective: Objective) -> float:
+    return max(0.0, NormalDist().inv_cdf(min(objective.target, 0.9999)))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from forebay_api.objective import Objective
 from forebay_cli.replay_plot import course, frontier, is_ours, short_name
-from forebay_simulator.fleet.report import COLUMNS, Line, cell, over_bound
+from forebay_simulator.fleet.report import Line, cell, columns_of, over_bound
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ def _section(one: Section) -> str:
 
 def _table(one: Section) -> str:
     bounded = any(line.bound for line in one.lines)
-    headings = ["policy", *(heading for _, heading, _ in COLUMNS), *(["over bound"] if bounded else [])]
+    headings = ["policy", *(heading for _, heading, _ in columns_of(one.lines)), *(["over bound"] if bounded else [])]
     rows = "".join(_row(line, one, bounded=bounded) for line in one.lines)
     head = "".join(f"<th>{escape(heading)}</th>" for heading in headings)
     return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
@@ -90,7 +90,7 @@ def _table(one: Section) -> str:
 
 def _row(line: Line, one: Section, *, bounded: bool) -> str:
     cells = [f"<td>{escape(short_name(line))}</td>"]
-    for field, _, write in COLUMNS:
+    for field, _, write in columns_of(one.lines):
         number, _, width = cell(line, field, write).partition(" ")
         judged = ""
         summary = line.over_seeds(field)

@@ -132,8 +132,8 @@ def merged(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
 
 
 def _readable(policy: dict[str, Any]) -> bool:
-    """It has the scores that there are today."""
-    return all(one.keys() == Scores.__dataclass_fields__.keys() for one in policy["seeds"])
+    """It has the scores that there are today; figures from before there were prices have no cost."""
+    return all({"cost", *one} == Scores.__dataclass_fields__.keys() for one in policy["seeds"])
 
 
 def _place(policy: str) -> int:

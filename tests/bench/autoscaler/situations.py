@@ -7,11 +7,14 @@
                      takes about as many workers as the whole rate would of 8B, at a sixth of the requests. Lengths are drawn like
                      those of the Azure 2023 code trace. Compression makes it harder than life: the morning's rise takes a minute.
     conv-to-code     the Azure 2023 traces' requests at 45 a second, conversation for 450 s and then code
+    morning, surges, two-prices
+                     what a schedule, a warm spare and prices are worth: each with and without (standing.py of the fleet
+                     simulator). Forebay's autoscaler alone, and a fixed fleet: the others know none of the three
     mooncake-x4      the first half hour of Mooncake's conversation trace, four copies over one another; 10 s to the first
                      token, since a prompt of 85,000 tokens alone takes 7 s
 
 Every policy gets the same requests, start-up times and router. Where prompts share nothing the router goes by load, since a
-prefix index would find nothing; on Mooncake it is Forebay's. `static` is sized for the peak.
+prefix index would find nothing; on Mooncake, and where workers differ, it is Forebay's. `static` is sized for the peak.
 """
 
 from __future__ import annotations
@@ -26,8 +29,9 @@ from forebay_simulator.fleet.autoscaling import AutoscalerSpec
 from forebay_simulator.fleet.comparing import Policy, Task, tasks_of
 from forebay_simulator.fleet.horizontal import STABILISATION_S
 from forebay_simulator.fleet.policies import SCALING
-from forebay_simulator.fleet.scenarios import CHAT, SCENARIOS, Scenario, split
+from forebay_simulator.fleet.scenarios import SCENARIOS, Scenario, split
 from forebay_simulator.fleet.spec import EngineSpec, FleetSpec
+from forebay_simulator.fleet.standing import CHAT
 from forebay_simulator.fleet.traces.files import lengths_of, read_azure, read_mooncake, read_week
 from forebay_simulator.fleet.traces.generators import code, constant, curve, drawn_from, generate, switching
 from forebay_simulator.fleet.traces.scaling import MOONCAKE_TICK_S, jittered, overlaid
@@ -44,6 +48,10 @@ SWITCH_RATE_PER_S = 45.0
 MOONCAKE_S = 1800.0
 
 
+POLICIES = tuple(SCALING)
+"""All of them, the bound included."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Situation:
     """A scenario, and what a fixed fleet for its peak is."""
@@ -51,11 +59,15 @@ class Situation:
     scenario: Scenario
     peak: Mapping[str, int]
     routing: str = "least-load"
+    policies: tuple[str, ...] = POLICIES
+    """Those that it says something of."""
 
     def tasks(self, policies: tuple[str, ...], seeds: tuple[int, ...]) -> list[Task]:
         """Every run."""
         tasks = []
         for name in policies:
+            if name not in self.policies:
+                continue
             fleet = self.scenario.fleet.sized(**self.peak) if name == "static" else self.scenario.fleet
             scenario = replace(self.scenario, fleet=fleet)
             tasks += tasks_of(scenario, [Policy(self.routing, name)], seeds)
@@ -65,10 +77,6 @@ class Situation:
         """The beginning only."""
         trace = self.scenario.trace
         return replace(self, scenario=replace(self.scenario, trace=lambda seed: trace(seed).first(seconds)))
-
-
-POLICIES = tuple(SCALING)
-"""All of them, the bound included."""
 
 
 def _week(seed: int) -> Trace:
@@ -115,6 +123,10 @@ def _scenario(
     return Scenario(name=name, about=about, fleet=fleet, trace=trace, autoscaler=spec)
 
 
+def _standing(name: str, **peak: int) -> Situation:
+    return Situation(scenario=SCENARIOS[name], peak=peak, routing="forebay", policies=("static", "forebay"))
+
+
 SITUATIONS: Mapping[str, Situation] = {
     one.scenario.name: one
     for one in (
@@ -156,6 +168,13 @@ SITUATIONS: Mapping[str, Situation] = {
             peak={"prefill": 10, "decode": 6},
             routing="forebay",
         ),
+        _standing("morning", mixed=8),
+        _standing("morning-scheduled", mixed=8),
+        _standing("surges", mixed=2),
+        _standing("surges-spare", mixed=2),
+        _standing("two-prices", l40s=3, h100=1),
+        _standing("two-prices-untold", l40s=3, h100=1),
+        _standing("two-prices-kept", l40s=1, h100=2),
     )
 }
 """By name."""

@@ -9,11 +9,13 @@ from forebay_api.modelservice import AutoscalingMode
 from forebay_autoscaler.decide import decide
 from forebay_autoscaler.decision import Decision
 from forebay_autoscaler.fitted import Fitted, Measured
+from forebay_autoscaler.learn import Learnt
 from forebay_autoscaler.observation import PoolCounts, PoolObservation, ServiceObservation
+from forebay_autoscaler.orders import Orders
 from forebay_autoscaler.policy import PoolPolicy, ServicePolicy, Tuning
+from forebay_autoscaler.schedules import schedule_of
 from forebay_autoscaler.signals import Signals
-from forebay_autoscaler.state import ServiceState
-from forebay_capacity.performance import MAX_SEQUENCES
+from forebay_autoscaler.state import PoolState, ServiceState
 from forebay_capacity.worker import Worker
 from forebay_simulator.engine.scheduling import StepTimer as EngineTimer
 from forebay_simulator.fleet.members import Pool, State
@@ -37,6 +39,14 @@ class AutoscalerSpec:
     tuning: Tuning = field(default_factory=Tuning)
     capacity_known: bool = True
     """The capacity model knows model and accelerator."""
+    startups_known: bool = False
+    """Start-up times were measured before the run, as a state tells that outlived both replicas."""
+    prices_known: bool = True
+    """Accelerators have the prices of their pools."""
+    scale_down_limit: int | None = None
+    """Most workers of a pool that leave at the same time."""
+    begins_s: float = 0.0
+    """What the clock shows when a run begins, in seconds since 1970: for schedules. 0 is midnight of a Thursday, UTC."""
 
 
 def policy_of(fleet: FleetSpec, spec: AutoscalerSpec) -> ServicePolicy:
@@ -52,6 +62,7 @@ def policy_of(fleet: FleetSpec, spec: AutoscalerSpec) -> ServicePolicy:
         scale_down_window_s=spec.scale_down_window_s,
         pools=tuple(_pool_policy(pool, spec) for pool in fleet.pools),
         tuning=spec.tuning,
+        scale_down_limit=spec.scale_down_limit,
     )
 
 
@@ -62,8 +73,11 @@ def _pool_policy(pool: PoolSpec, spec: AutoscalerSpec) -> PoolPolicy:
         replicas_min=pool.replicas_min,
         replicas_max=pool.replicas_max,
         gpus=pool.gpus,
-        concurrency_max=float(pool.engine.max_sequences or MAX_SEQUENCES),
+        concurrency_max=float(pool.engine.served().scheduler.max_sequences),
         worker=_known_worker(pool) if spec.capacity_known else None,
+        spare=pool.spare,
+        schedules=tuple(schedule_of(one) for one in pool.schedules),
+        price_per_hour=pool.price_of_worker if spec.prices_known else None,
     )
 
 
@@ -117,6 +131,8 @@ class ForebayAutoscaler:
         """Write the policy once."""
         self.interval_s = self.spec.interval_s
         self.policy = policy_of(self.fleet, self.spec)
+        if self.spec.startups_known:
+            self.state = ServiceState(pools={pool.name: _remembered(pool) for pool in self.fleet.pools})
 
     def observe(self, watch: Watch) -> ServiceObservation:
         """What the autoscaler's observer would make of Prometheus' answers and the WorkerPools."""
@@ -131,7 +147,7 @@ class ForebayAutoscaler:
 
     def decide(self, watch: Watch, now_s: float) -> Mapping[str, int]:
         """One cycle."""
-        decision = decide(self.policy, self.state, self.observe(watch), now_s)
+        decision = decide(self.policy, self.state, self.observe(watch), self.spec.begins_s + now_s)
         self.state = decision.state
         self.decisions.append(decision)
         return {pool.name: pool.desired for pool in decision.pools}
@@ -139,11 +155,16 @@ class ForebayAutoscaler:
     def told(self) -> list[str]:
         """What was said, one line a piece of news."""
         return [
-            f"{one.at_s:6.0f} s  {pool.name}: {pool.reason}"
+            f"{one.at_s - self.spec.begins_s:6.0f} s  {pool.name}: {pool.reason}"
             for one in self.decisions
             for pool in one.pools
             if pool.news
         ]
+
+
+def _remembered(pool: PoolSpec) -> PoolState:
+    """What is known of a pool's start-up from before: the longest, which is followed at once."""
+    return PoolState(learnt=Learnt(orders=Orders(startup_s=pool.startup_s[1])))
 
 
 def _counts(pool: Pool) -> PoolCounts:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import pairwise
 
 from forebay_api.objective import Verdict, attainment
 from forebay_simulator.fleet.simulation import Run
@@ -45,8 +46,8 @@ def course_of(run: Run, parts: int = PARTS) -> Course:
     ]
     wanted = {}
     for name, pool in run.members.pools.items():
-        ends = [at_s for at_s, _ in pool.numbers[1:]] + [duration_s]
-        spans = [(at_s, end_s, float(number)) for (at_s, number), end_s in zip(pool.numbers, ends, strict=True)]
+        changes = [*pool.numbers, (duration_s, 0)]  # none in a pool that never had a worker
+        spans = [(at_s, end_s, float(number)) for (at_s, number), (end_s, _) in pairwise(changes)]
         wanted[name] = means(spans, part_s, parts)
     return Course(
         part_s=part_s,

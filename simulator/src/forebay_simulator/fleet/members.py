@@ -51,6 +51,12 @@ class Member:
     served_prompt_tokens: int = 0
     """Prompt tokens that it was sent, cached or not."""
 
+    def placed_for_s(self, now_s: float) -> float:
+        """How long it has had its GPUs, or had when it went."""
+        if self.placed_s is None:
+            return 0.0
+        return (now_s if self.gone_s is None else self.gone_s) - self.placed_s
+
 
 @dataclass(slots=True)
 class Pool:
@@ -156,11 +162,17 @@ class Members:
 
     def gpu_seconds(self, now_s: float) -> float:
         """GPU time taken so far."""
-        return sum(
-            member.pool.gpus * ((member.gone_s if member.gone_s is not None else now_s) - member.placed_s)
-            for member in self.all_members()
-            if member.placed_s is not None
-        )
+        return sum(member.pool.gpus * member.placed_for_s(now_s) for member in self.all_members())
+
+    def cost(self, now_s: float) -> float | None:
+        """What the GPU time taken so far costs; None where some pool has no price."""
+        cost = 0.0
+        for pool in self.pools.values():
+            price = pool.spec.price_of_worker
+            if price is None:
+                return None
+            cost += price * sum(member.placed_for_s(now_s) for member in (*pool.gone, *pool.members)) / 3600
+        return cost
 
     # ---- members
 

@@ -6,6 +6,7 @@
     imbalance               prompt tokens computed per second of life, the busiest worker over the mean, of one role;
                             workers that lived less than a tenth of the run are left out
     scaling steps           changes of a pool's number
+    cost                    price x GPU-hours, where every pool has a price
 
 Intervals are Student's t at 95 % over the seeds.
 """
@@ -70,6 +71,8 @@ class Scores:
     """What inference-perf counts: good among finished requests only."""
     within_mooncake: float | None
     """Share of all requests within Mooncake's limits, 30 s and 100 ms; by the mean TPOT, where it takes the slowest tenth."""
+    cost: float | None = None
+    """Of the GPU-hours, in the unit of the pools' prices."""
 
 
 def scores_of(run: Run) -> Scores:
@@ -109,6 +112,7 @@ def scores_of(run: Run) -> Scores:
         good_per_s_as_vllm=_within(finished, objective.ttft_s, objective.tpot_s) / run.duration_s,
         good_share_of_finished=good / len(finished) if finished else None,
         within_mooncake=_within(finished, *MOONCAKE_LIMITS_S) / len(jobs) if jobs else None,
+        cost=run.cost,
     )
 
 
@@ -175,6 +179,7 @@ def _plain(digits: int, factor: float = 1.0) -> Callable[[float], str]:
 COLUMNS: tuple[tuple[str, str, Callable[[float], str]], ...] = (
     ("attainment", "attainment %", _plain(1, 100)),
     ("gpu_hours", "GPU-hours", _plain(2)),
+    ("cost", "cost", _plain(2)),
     ("good_per_gpu_hour", "good/GPU-hour", _plain(0)),
     ("ttft_p50_s", "TTFT p50 s", _plain(2)),
     ("ttft_p99_s", "TTFT p99 s", _plain(2)),
@@ -187,6 +192,17 @@ COLUMNS: tuple[tuple[str, str, Callable[[float], str]], ...] = (
     ("failed", "failed", _plain(0)),
 )
 """Fields of the table: name, heading, how a number is written."""
+WHERE_KNOWN = frozenset({"cost"})
+"""Fields that have no column where no line has a value."""
+
+
+def columns_of(lines: Sequence[Line]) -> list[tuple[str, str, Callable[[float], str]]]:
+    """The columns of a table of these lines."""
+    return [
+        column
+        for column in COLUMNS
+        if column[0] not in WHERE_KNOWN or any(line.over_seeds(column[0]) is not None for line in lines)
+    ]
 
 
 def cell(line: Line, field: str, write: Callable[[float], str]) -> str:
@@ -211,9 +227,10 @@ def over_bound(line: Line, lines: Sequence[Line]) -> float | None:
 def table(lines: Sequence[Line]) -> list[list[str]]:
     """Rows of text, headings first."""
     bounded = any(line.bound for line in lines)
-    rows = [["policy", *(heading for _, heading, _ in COLUMNS), *(["over bound %"] if bounded else [])]]
+    columns = columns_of(lines)
+    rows = [["policy", *(heading for _, heading, _ in columns), *(["over bound %"] if bounded else [])]]
     for line in lines:
-        row = [line.policy, *(cell(line, field, write) for field, _, write in COLUMNS)]
+        row = [line.policy, *(cell(line, field, write) for field, _, write in columns)]
         more = over_bound(line, lines)
         rows.append([*row, *(["-" if more is None else f"{100 * more:+.0f}"] if bounded else [])])
     return rows

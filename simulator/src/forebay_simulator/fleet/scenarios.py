@@ -14,6 +14,17 @@ from forebay_simulator.fleet.autoscaling import AutoscalerSpec
 from forebay_simulator.fleet.faults import Fault, NodeShortage, SlowWorker, WorkerLoss
 from forebay_simulator.fleet.metrics import Scraping
 from forebay_simulator.fleet.spec import EngineSpec, FleetSpec, PoolSpec, mocker_engine
+from forebay_simulator.fleet.standing import (
+    CHAT,
+    MORNING_BEGINS_S,
+    MORNING_HOURS,
+    morning,
+    morning_fleet,
+    surges,
+    surges_fleet,
+    two_prices,
+    two_prices_fleet,
+)
 from forebay_simulator.fleet.traces.generators import (
     chat,
     code,
@@ -28,7 +39,6 @@ from forebay_simulator.fleet.traces.generators import (
 from forebay_simulator.fleet.traces.herds import Herd, herds
 from forebay_simulator.fleet.traces.trace import Trace
 
-CHAT = Objective(ttft_s=0.5, tpot_s=0.025, target=0.95)
 LONG = Objective(ttft_s=2.0, tpot_s=0.025, target=0.95)
 COARSE = EngineSpec(block_tokens=64)
 """Blocks of 64 tokens: four times faster to simulate, and no difference beyond rounding."""
@@ -188,6 +198,46 @@ SCENARIOS: Mapping[str, Scenario] = {
             fleet=replace(mixed(2), gpus=8),
             trace=_chats("node-shortage", 1500, *_STEP),
             faults=(NodeShortage(250, 600, 5),),
+        ),
+        Scenario(
+            name="morning",
+            about="chats rise from 6 to 24 req/s at 08:00 for ten minutes, A100s, workers take 300 s to start",
+            fleet=morning_fleet(),
+            trace=morning,
+            autoscaler=AutoscalerSpec(begins_s=MORNING_BEGINS_S, startups_known=True),
+        ),
+        Scenario(
+            name="morning-scheduled",
+            about="morning with a schedule that keeps 8 workers from 08:00 to 08:10",
+            fleet=morning_fleet(MORNING_HOURS),
+            trace=morning,
+            autoscaler=AutoscalerSpec(begins_s=MORNING_BEGINS_S, startups_known=True),
+        ),
+        Scenario(
+            name="surges",
+            about="chats at 8 req/s, at 24 for a minute three times, workers take 120 s to start",
+            fleet=surges_fleet(spare=0),
+            trace=surges,
+        ),
+        Scenario(name="surges-spare", about="surges with one warm spare", fleet=surges_fleet(spare=1), trace=surges),
+        Scenario(
+            name="two-prices",
+            about="4 req/s of chats by night and 24 by day, three L40S at 0.80 an hour before H100s at 3.00",
+            fleet=two_prices_fleet(),
+            trace=two_prices,
+        ),
+        Scenario(
+            name="two-prices-untold",
+            about="two-prices where the autoscaler is told no prices",
+            fleet=two_prices_fleet(),
+            trace=two_prices,
+            autoscaler=AutoscalerSpec(prices_known=False),
+        ),
+        Scenario(
+            name="two-prices-kept",
+            about="two-prices with two H100s that are kept by night, too",
+            fleet=two_prices_fleet(dear_min=2),
+            trace=two_prices,
         ),
     )
 }

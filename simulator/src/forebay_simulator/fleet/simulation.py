@@ -140,6 +140,11 @@ class Run:
         return self.members.gpu_seconds(self.duration_s)
 
     @property
+    def cost(self) -> float | None:
+        """Price of that GPU time; None where some pool has no price."""
+        return self.members.cost(self.duration_s)
+
+    @property
     def peak_gpus(self) -> int:
         """Most accelerators taken at once."""
         changes: list[tuple[float, int]] = []

@@ -7,6 +7,7 @@ from functools import lru_cache
 
 from forebay_api.modelservice import Role
 from forebay_api.objective import Objective
+from forebay_api.schedules import Schedule
 from forebay_capacity.accelerators import accelerator_of
 from forebay_capacity.dtypes import kv_dtype
 from forebay_capacity.worker import Parallelism, Worker
@@ -128,11 +129,22 @@ class PoolSpec:
     engine: EngineSpec = field(default_factory=EngineSpec)
     startup_s: tuple[float, float] = (60.0, 60.0)
     """A new worker is ready after a time drawn uniformly between these."""
+    spare: int = 0
+    """Warm spares, as `replicas.spare` of a ModelService's pool."""
+    schedules: tuple[Schedule, ...] = ()
+    """Times with a larger least number, as `replicas.schedules`; a run begins when `AutoscalerSpec.begins_s` says."""
+    price_per_hour: float | None = None
+    """Of one accelerator, as `pricePerHour` of an AcceleratorClass."""
 
     @property
     def gpus(self) -> int:
         """Accelerators of one worker."""
         return self.engine.tensor
+
+    @property
+    def price_of_worker(self) -> float | None:
+        """Of one worker for an hour; None when its accelerator has no price."""
+        return None if self.price_per_hour is None else self.price_per_hour * self.gpus
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
