@@ -18,6 +18,7 @@ from forebay_autoscaler.fitted import Fitted, Measured
 from forebay_autoscaler.model import Capacity, carried_with_margin_per_s, need_of
 from forebay_autoscaler.observation import PoolCounts, PoolObservation, PoolSignals, ServiceObservation
 from forebay_autoscaler.policy import PoolPolicy, ServicePolicy, Tuning, policy_of
+from forebay_autoscaler.schedules import Schedule
 from forebay_autoscaler.state import ServiceState
 from tests.autoscaler.manifests import model_service, pool_spec
 from tests.autoscaler.plant import KEY, engine_readings, pool_policy, readings, service_policy
@@ -356,6 +357,21 @@ def test_workers_that_are_there_anyway_are_used_before_cheaper_ones_are_bought()
     assert made.short_s == 0
     made = fleet(lambda _: 20.0, wanted=(5, 6), least=(5, 0)).run(3600)
     assert made.sizes[-1] == (5, 0)
+
+
+def test_workers_that_a_schedule_keeps_are_there_anyway_while_it_lasts():
+    """By the clock the run begins at midnight; five big workers are kept from 00:30 to 01:30."""
+    made = fleet(lambda _: 20.0, wanted=(0, 6))
+    big, small = made.policy.pools
+    window = Schedule("half past", tuple(range(7)), 30, 90, "UTC", 5)
+    made.policy = replace(made.policy, pools=(replace(big, schedules=(window,)), small))
+    made.run(1500)
+    assert made.sizes[-1] == (0, 6)
+    made.run(3600)
+    assert made.sizes[-1] == (5, 0)
+    made.run(2400)
+    assert made.sizes[-1] == (0, 6), "and take over again before the others go"
+    assert made.short_s == 0
 
 
 def test_a_rise_is_ordered_from_one_pool():

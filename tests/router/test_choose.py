@@ -114,6 +114,27 @@ TABLE = {
         SPLIT,
         [candidate("p", 9, P, queued=30_000, seed=PLANNED), candidate("d", 1, D, seed=PLANNED)], "d", "p", Reason.PAIR,
     ),
+    "an idle worker where a busy one would cost less and hold others up": (
+        demand(SPLIT, cached={"d": 500}),
+        [candidate("p", 9, P, queued=3000, seed=PLANNED), candidate("d", 1, D, seed=PLANNED), candidate("e", 0, D, seed=PLANNED)],
+        "e", None, Reason.LOCAL,
+    ),
+    "a busier worker where little is left to compute": (
+        demand(SPLIT, cached={"d": 500, "e": 800}),
+        [candidate("p", 9, P, queued=3000, seed=PLANNED), candidate("d", 1, D, seed=PLANNED), candidate("e", 8, D, seed=PLANNED)],
+        "e", None, Reason.LOCAL,
+    ),
+    "a mixed worker where decode workers would cost less and hold others up": (
+        SPLIT,
+        [candidate("p", 9, P, queued=3000, seed=PLANNED), candidate("d", 1, D, seed=PLANNED), candidate("m", 3)],
+        "m", None, Reason.LEAST_COST,
+    ),
+    "the pair where all that could do without it cost more or hold others up": (
+        demand(SPLIT, cached={"d": 500}),
+        [candidate("p", 9, P, queued=3000, seed=PLANNED), candidate("d", 1, D, seed=PLANNED),
+         candidate("e", 0, D, seed=SLOW), candidate("m", 30, queued=3000)],
+        "d", "p", Reason.PAIR,
+    ),
     "never alone on a guess": (
         SPLIT, [candidate("p", 9, P, queued=3000), candidate("d", 1, D)], "d", "p", Reason.PAIR,
     ),
@@ -310,6 +331,26 @@ def test_laws_of_the_choice(candidates, splittable, seed, data):
         assert choice.prediction.cost == pytest.approx(min(one.cost for one in warm or able), rel=1e-12)
     assert all(one.ttft_s >= 0 and one.cost > 0 and 0 <= one.chance <= 1 for one in choice.considered)
     assert choice == choose(asked, snapshot, Random(seed), 0.01), "the same inputs give the same choice"
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 9), st.integers(0, 2000)), min_size=1, max_size=5),
+    st.integers(1, 2000),
+    st.integers(0, 20_000),
+    st.integers(),
+)
+def test_the_cheapest_wins_where_no_sequence_waits_longer_than_a_token(decoding, prompt, queued, seed):
+    """Each decode worker is held to that by itself: who would hold others up stands in no other's way."""
+    decodes = [candidate(f"d{at}", requests, D, seed=PLANNED) for at, (requests, _) in enumerate(decoding)]
+    held = {one.uid: tokens for one, (_, tokens) in zip(decodes, decoding, strict=True)}
+    asked = demand(SPLIT, prompt_tokens=prompt, cached=held)
+    choice = chosen(asked, candidate("p", 1, P, queued=queued, seed=PLANNED), *decodes, seed=seed)
+    told = {one.uid: one for one in predict(decodes, asked, 0.0)}
+    free = [
+        one for one in decodes if not one.load.requests or told[one.uid].work_tokens * one.token_s <= OBJECTIVE.tpot_s
+    ]
+    assert choice.prediction.cost <= min([told[one.uid].cost for one in free], default=9e9) * (1 + 1e-12)
+    assert choice.prefill is not None or choice.worker in free
 
 
 @pytest.mark.parametrize("role", [Role.MIXED, D])

@@ -69,6 +69,17 @@ def test_answer_of_a_worker_that_is_too_deep_to_be_changed_passes_as_it_came():
     assert with_cached_tokens(b'{"text":"\\"usage\\""}', 5) == b'{"text":"\\"usage\\""}'
 
 
+@pytest.mark.parametrize(("told", "written"), [(b'{"cached_tokens":12}', b'{"cached_tokens":345}'), (b"null", b"null")])
+def test_cached_tokens_are_the_only_bytes_that_change_in_an_answer_of_vllm(told, written):
+    """Text that looks like token counts is escaped; a number that no double holds would not survive being written anew."""
+    text = orjson.dumps('"usage":{"prompt_tokens":1,"prompt_tokens_details":{"cached_tokens":9}}')
+    answer = (
+        b'{"choices":[{"text":%b,"token":123456789012345678901234567890}],'
+        b'"usage":{"prompt_tokens":400,"total_tokens":401,"completion_tokens":1,"prompt_tokens_details":%b},"x":{}}'
+    )
+    assert with_cached_tokens(answer % (text, told), 345) == answer % (text, written)
+
+
 async def test_deep_body_counts_against_nobody_in_split_mode():
     async with workers(hello, hello) as [prefill, decode], routed_pairs([prefill], [decode]) as router:
         body = orjson.dumps(chat())[:-1] + b',"x":%b}' % NESTED

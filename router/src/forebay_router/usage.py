@@ -104,7 +104,15 @@ def read_facts(body: bytes) -> tuple[Usage | None, bool]:
 
 
 def with_cached_tokens(body: bytes, cached_tokens: int) -> bytes:
-    """A JSON answer whose usage tells this count of cached tokens; unchanged where it tells none."""
+    """A JSON answer whose usage tells this count of cached tokens; unchanged where it tells none.
+
+    Every other byte stays, where it is as vLLM writes it.
+    """
+    at = body.rfind(b'"usage"')
+    found = _VLLM_USAGE(body, at) if at >= 0 else None
+    if found is not None:
+        start, end = found.span(3)
+        return body if start < 0 else b"%b%d%b" % (body[:start], cached_tokens, body[end:])
     try:
         answer = orjson.loads(body)
         details = answer["usage"]["prompt_tokens_details"]

@@ -1,5 +1,6 @@
 """What the names of sessions add to what prompts show."""
 
+from array import array
 from random import Random
 
 import pytest
@@ -114,7 +115,7 @@ def test_short_prompts_that_the_content_does_not_show_teach_nothing():
     index = index_of("a", "b")
     share = index.services.setdefault("s", Known()).sessions.share
     for at in range(40):
-        looked = index.look_up("s", Content((), 100), session=1)
+        looked = index.look_up("s", Content(array("Q"), 100), session=1)
         index.answered(index.sent("a", looked), prompt_tokens=25, cached_tokens=16 if at else 0)
     assert index.services["s"].sessions.share == share
 

@@ -1,5 +1,6 @@
 """What holds of the mesh whatever happens to its messages. Pure: no socket, no clock."""
 
+from array import array
 from dataclasses import dataclass, field
 
 import pytest
@@ -264,7 +265,7 @@ def test_an_outbox_that_overflows_leaves_a_number_out_and_tells_everything():
 
 
 def prompt(number: int, blocks: int = 100) -> Content:
-    return Content(tuple(range(number * 1000, number * 1000 + blocks)), blocks * 128)
+    return Content(array("Q", range(number * 1000, number * 1000 + blocks)), blocks * 128)
 
 
 def test_a_newcomer_is_told_of_late_prompts_in_parts_and_in_order():

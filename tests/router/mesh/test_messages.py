@@ -1,5 +1,7 @@
 """Messages over the wire."""
 
+from array import array
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -45,7 +47,7 @@ def test_a_message_comes_as_it_went(message):
 
 @given(st.lists(st.integers(0, 2**64 - 1)), st.integers(0, 2**30))
 def test_a_prompt_comes_as_it_went(hashes, size):
-    content = Content(tuple(hashes), size)
+    content = Content(array("Q", hashes), size)
     assert Sent.of("w", content).content() == content
 
 
@@ -68,6 +70,6 @@ def test_what_a_request_costs_on_the_wire():
     taken = len(encode(Batch("router-1", 1, 1, (Taken(100_000, uid, 1000, 256),)))) - len(
         encode(Batch("router-1", 1, 1))
     )
-    sent = len(encode(Sent.of(uid, Content(tuple(range(2**63, 2**63 + 31)), 4000))))
+    sent = len(encode(Sent.of(uid, Content(array("Q", range(2**63, 2**63 + 31)), 4000))))
     assert taken <= 60
     assert sent <= 60 + 31 * 8

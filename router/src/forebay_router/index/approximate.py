@@ -22,6 +22,7 @@ Memory. An entry is a block in the tree, or a run in one worker's mirror or shad
 largest mirror gives up its oldest runs, those of its shadow first. A worker that has gone is forgotten in small steps.
 """
 
+from array import array
 from collections import deque
 from dataclasses import dataclass, field
 from math import inf
@@ -89,12 +90,12 @@ class Mirror:
     """By the number of the prompt that used a run last."""
     shadow: Recency = field(default_factory=Recency)
     """By the number of the prompt that pushed a run out."""
-    answered: deque[tuple[int, ...]] = field(default_factory=lambda: deque(maxlen=FRESH))
+    answered: "deque[array[int]]" = field(default_factory=lambda: deque(maxlen=FRESH))
     """Chains of the last answered prompts."""
     misses: int = 0
     """Predictions of fresh content in a row that missed entirely."""
 
-    def answered_with(self, chain: tuple[int, ...], blocks: int) -> bool:
+    def answered_with(self, chain: "array[int]", blocks: int) -> bool:
         """One of the last answered prompts has the first blocks of this chain."""
         last = chain[blocks - 1]
         return any(len(other) >= blocks and other[blocks - 1] == last for other in self.answered)

@@ -54,8 +54,8 @@ SIZES: Final = (ENDS[0], *(end - start for start, end in pairwise(ENDS)))
 class Content:
     """A prompt as the index sees it."""
 
-    hashes: tuple[int, ...]
-    """One a full block, chained."""
+    hashes: "array[int]"
+    """One a full block, chained: 64-bit numbers as such, since prompts are kept and as objects they take four times as much."""
     size_bytes: int
     """Of the whole content, the last, partial block included."""
     token_ids: Sequence[int] | None = None
@@ -70,36 +70,37 @@ class Content:
         return ENDS[blocks - 1] if blocks else 0
 
 
-def chain(content: bytes, root: int) -> tuple[int, ...]:
+def chain(content: bytes, root: int) -> "array[int]":
     """Hashes of the full blocks of some content."""
     return chain_of((content,), root)[0]
 
 
-def chain_of(pieces: Iterable[bytes], root: int) -> tuple[tuple[int, ...], int]:
+def chain_of(pieces: Iterable[bytes], root: int) -> tuple["array[int]", int]:
     """Hashes of the full blocks of the content that these pieces are, one after the other; and its size in bytes."""
+    ends, digest = ENDS, xxh3_64_intdigest  # names of a module are looked up each time, some hundred times here
     made: list[int] = []
     last, before, held = root, 0, b""
     for piece in pieces:
         size = len(piece)
         start = 0
-        if held and len(made) < len(ENDS):
-            start = ENDS[len(made)] - before
+        if held and len(made) < len(ends):
+            start = ends[len(made)] - before
             if start > size:
                 held += piece
                 before += size
                 continue
-            last = xxh3_64_intdigest(held + piece[:start], last)
+            last = digest(held + piece[:start], last)
             made.append(last)
-        for end in ENDS[len(made) :]:
-            stop = end - before
+        for block in range(len(made), len(ends)):
+            stop = ends[block] - before
             if stop > size:
                 break
-            last = xxh3_64_intdigest(piece[start:stop], last)
+            last = digest(piece[start:stop], last)
             made.append(last)
             start = stop
         held = piece[start:]
         before += size
-    return tuple(made), before
+    return array("Q", made), before
 
 
 def _pieces(texts: Sequence[str]) -> list[bytes]:
@@ -176,7 +177,7 @@ def _chat(system: Any, messages: Any, tools: Any) -> Iterable[bytes] | None:
         parts.append("\0system\0")
         _write(system, parts)
     for message in messages:
-        if not isinstance(message, Mapping):
+        if not isinstance(message, dict):
             return None
         parts += ("\0", _bytes(message.get("role")).decode(), "\0")
         _write(message.get("content"), parts)
@@ -197,7 +198,7 @@ def _write(content: Any, parts: list[str]) -> None:
         parts.append(content)
     elif isinstance(content, list):
         for part in content:
-            text = part.get("text") if isinstance(part, Mapping) else part
+            text = part.get("text") if isinstance(part, dict) else part
             if isinstance(text, str):
                 parts.append(text)
             else:
@@ -208,9 +209,9 @@ def _write(content: Any, parts: list[str]) -> None:
 
 def _payload(part: Any) -> Any:
     """What a part's identity is: its address or data where there is one, since serialising megabytes would cost more."""
-    if isinstance(part, Mapping):
+    if isinstance(part, dict):
         for value in part.values():
-            if isinstance(value, Mapping):
+            if isinstance(value, dict):
                 for inner in (value.get("url"), value.get("data")):
                     if isinstance(inner, str):
                         return inner
@@ -238,5 +239,5 @@ def _responses(fields: Mapping[str, Any]) -> Iterable[bytes] | None:
     given = fields["input"]
     messages = [{"role": "user", "content": given}] if isinstance(given, str) else given
     if isinstance(messages, list):
-        messages = [one for one in messages if isinstance(one, Mapping)]
+        messages = [one for one in messages if isinstance(one, dict)]
     return _chat(fields.get("instructions"), messages, fields.get("tools"))

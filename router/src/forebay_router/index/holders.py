@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from itertools import islice
 from random import Random
 
+from forebay_router.index.content import ENDS
+
 
 @dataclass(slots=True)
 class Slots:
@@ -78,15 +80,15 @@ class Held(Mapping[str, int]):
     The levels are nested, so a worker's is found by bisection.
     """
 
-    __slots__ = ("_levels", "_masks", "_others", "_slots", "_tokens")
+    __slots__ = ("_levels", "_masks", "_others", "_slots", "_tokens_per_byte")
 
     def __init__(
-        self, levels: Sequence[tuple[int, int]], tokens: Sequence[int], slots: Slots, others: Mapping[str, int]
+        self, levels: Sequence[tuple[int, int]], tokens_per_byte: float, slots: Slots, others: Mapping[str, int]
     ) -> None:
-        """`levels` are nested sets of slots, fewest blocks first; their tokens; workers for which another source speaks."""
+        """`levels` are nested sets of slots and their blocks, fewest blocks first; workers for which another source speaks."""
         self._levels = levels
         self._masks = [mask for mask, _ in levels]
-        self._tokens = tokens
+        self._tokens_per_byte = tokens_per_byte
         self._slots = slots
         self._others = others
 
@@ -97,19 +99,19 @@ class Held(Mapping[str, int]):
         slot = self._slots.of.get(uid)
         if slot is None:
             return default
-        masks = self._masks
+        masks, bit = self._masks, 1 << slot
         low, high = 0, len(masks)
         while low < high:
             middle = (low + high) >> 1
-            if masks[middle] >> slot & 1:
+            if masks[middle] & bit:
                 low = middle + 1
             else:
                 high = middle
-        return self._tokens[low - 1] if low else default
+        return int(ENDS[self._levels[low - 1][1] - 1] * self._tokens_per_byte) if low else default
 
     def with_one(self, uid: str, tokens: int) -> "Held":
         """The same, but for one worker."""
-        return Held(self._levels, self._tokens, self._slots, {**self._others, uid: tokens})
+        return Held(self._levels, self._tokens_per_byte, self._slots, {**self._others, uid: tokens})
 
     def __getitem__(self, uid: str) -> int:
         """Tokens that a worker holds; KeyError where it holds none."""

@@ -235,16 +235,15 @@ class PrefixIndex:
         if not levels:
             return judged
         slots = self.approximate.slots
-        tokens = [int(ENDS[depth - 1] * ratio) for _, depth in levels]
         if levels[0][0].bit_count() > LISTED_MAX:
-            return Held(levels, tokens, slots, judged)
+            return Held(levels, ratio, slots, judged)
         found: dict[str, int] = {}
         seen = 0
-        for (mask, _), held in zip(reversed(levels), reversed(tokens), strict=True):
+        for mask, depth in reversed(levels):
             for slot in slots_in(mask & ~seen):
                 name = slots.names[slot]
                 if name is not None:
-                    found[name] = held
+                    found[name] = int(ENDS[depth - 1] * ratio)
             seen = mask
         return found | judged if judged else found
 

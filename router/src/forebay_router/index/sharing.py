@@ -36,7 +36,7 @@ def agreement(one: Sequence[int], other: Sequence[int]) -> int:
 class CommonStart:
     """One service's common start."""
 
-    reference: tuple[int, ...] = ()
+    reference: Sequence[int] = ()
     recent: deque[int] = field(default_factory=deque)
     ordered: list[int] = field(default_factory=list)
     """The window's agreements, smallest first."""

@@ -114,10 +114,10 @@ class RunTree:
             found.append((alive, depth))
         return found
 
-    def grow(self, run: Run, chain: Sequence[int]) -> Run:
+    def grow(self, run: Run, chain: "array[int]") -> Run:
         """A new run behind this one with the rest of a chain."""
         start = run.end
-        rest = array("Q", chain[start:] if start else chain)
+        rest = chain[start:] if start else chain  # nobody changes either
         if run.children is None:
             run.children = {}
         child = run.children[chain[start]] = Run(run, start, rest)

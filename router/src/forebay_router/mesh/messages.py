@@ -66,7 +66,7 @@ class Sent(msgspec.Struct, array_like=True, frozen=True, tag=3, gc=False):
     @classmethod
     def of(cls, worker: str, content: Content) -> "Sent":
         """The telling of a prompt."""
-        return cls(worker, content.size_bytes, array("Q", content.hashes).tobytes())
+        return cls(worker, content.size_bytes, content.hashes.tobytes())
 
     def content(self) -> Content:
         """The prompt as the prefix index takes it; raises MalformedMessageError."""
@@ -75,7 +75,7 @@ class Sent(msgspec.Struct, array_like=True, frozen=True, tag=3, gc=False):
             hashes.frombytes(self.hashes)
         except ValueError as error:
             raise MalformedMessageError(f"{len(self.hashes)} bytes are no whole number of hashes") from error
-        return Content(tuple(hashes), self.size_bytes)
+        return Content(hashes, self.size_bytes)
 
 
 Event = Taken | Prefilled | Released | Sent

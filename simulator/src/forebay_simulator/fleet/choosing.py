@@ -7,6 +7,7 @@ counts four bytes, which is what the router assumes of text before it has learnt
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_right
 from collections.abc import Callable
 from random import Random
@@ -44,7 +45,7 @@ def content_of_job(job: Job) -> Content:
         at = (end - 1) // block if block else 0
         name = ids[at] * _SPREAD if at < len(ids) else own
         hashes.append(hash((name, end)) & _MASK)
-    return Content(tuple(hashes), size)
+    return Content(array("Q", hashes), size)
 
 
 class Forebay:

@@ -208,7 +208,7 @@ SCENARIOS: Mapping[str, Scenario] = {
         ),
         Scenario(
             name="morning-scheduled",
-            about="the same with a schedule that keeps 8 workers from 08:00 to 08:10",
+            about="morning with a schedule that keeps 8 workers from 08:00 to 08:10",
             fleet=morning_fleet(MORNING_HOURS),
             trace=morning,
             autoscaler=AutoscalerSpec(begins_s=MORNING_BEGINS_S, startups_known=True),
@@ -219,7 +219,7 @@ SCENARIOS: Mapping[str, Scenario] = {
             fleet=surges_fleet(spare=0),
             trace=surges,
         ),
-        Scenario(name="surges-spare", about="the same with one warm spare", fleet=surges_fleet(spare=1), trace=surges),
+        Scenario(name="surges-spare", about="surges with one warm spare", fleet=surges_fleet(spare=1), trace=surges),
         Scenario(
             name="two-prices",
             about="4 req/s of chats by night and 24 by day, three L40S at 0.80 an hour before H100s at 3.00",
@@ -228,14 +228,14 @@ SCENARIOS: Mapping[str, Scenario] = {
         ),
         Scenario(
             name="two-prices-untold",
-            about="the same where the autoscaler is told no prices",
+            about="two-prices where the autoscaler is told no prices",
             fleet=two_prices_fleet(),
             trace=two_prices,
             autoscaler=AutoscalerSpec(prices_known=False),
         ),
         Scenario(
             name="two-prices-kept",
-            about="the same with prices, and two H100s that are kept by night, too",
+            about="two-prices with two H100s that are kept by night, too",
             fleet=two_prices_fleet(dear_min=2),
             trace=two_prices,
         ),
