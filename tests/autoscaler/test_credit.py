@@ -8,8 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay_api.objective import Objective
-from forebay_autoscaler.credit import AIM, DEBT_MAX_S, FACTOR_MAX, PATIENCE_S, Credit
+from forebay_autoscaler.credit import AIM, DEBT_MAX_S, FACTOR_MAX, PATIENCE_DELAYS, PATIENCE_MIN_S, Credit
+from forebay_autoscaler.demand import rate_to_keep
 from forebay_autoscaler.learn import Learnt
+from forebay_autoscaler.policy import Tuning
 from forebay_autoscaler.savedstate import Saved, dump, load
 from tests.autoscaler.plant import pool_policy, service_policy
 from tests.autoscaler.test_timelines import Script
@@ -43,15 +45,15 @@ def test_nothing_known_plans_for_what_the_objective_allows():
 def test_misses_that_are_saved_let_more_be_planned_for_up_to_a_bound():
     proven = after(Credit(), DEBT_MAX_S / AIM, missed=0.0)
     assert planned_share(proven) == pytest.approx(0.05), "nothing is let go before the target was met for some minutes"
-    later = after(proven, PATIENCE_S, missed=0.0)
-    assert later.saved_s == pytest.approx(AIM * PATIENCE_S, rel=0.02)
-    assert planned_share(later) == pytest.approx(0.05 * math.exp(AIM), rel=0.02)
+    later = after(proven, PATIENCE_MIN_S, missed=0.0)
+    assert later.saved_s == pytest.approx(AIM * PATIENCE_MIN_S, rel=0.04)
+    assert planned_share(later) == pytest.approx(0.05 * math.exp(AIM), rel=0.04)
     assert planned_share(after(Credit(), 86_400.0, missed=0.0)) == pytest.approx(0.05 * FACTOR_MAX)
 
 
 def test_the_first_requests_after_a_silent_day_save_no_more_than_their_minutes():
     """Its mean is next to nothing, of which one request is many times all that is allowed."""
-    silent = after(Credit(), 86_400.0, missed=0.0, rate_per_s=0.0)
+    silent = after(Credit().paced(300.0), 86_400.0, missed=0.0, rate_per_s=0.0)
     for rate_per_s in (1 / 60, 50.0):
         begun = after(silent, 240.0, missed=0.0, rate_per_s=rate_per_s)
         assert begun.planned(OBJECTIVE) == OBJECTIVE
@@ -72,6 +74,40 @@ def test_as_many_are_missed_in_the_end_as_are_aimed_at_whatever_the_laws_are_wro
     for _ in range(360):
         credit = after(credit, 60.0, missed=careful * planned_share(credit))
     assert careful * planned_share(credit) == pytest.approx(AIM * 0.05, rel=0.05)
+
+
+@pytest.mark.parametrize("delay_s", [0.0, 60.0, 120.0, 300.0, 900.0])
+def test_it_comes_to_rest_without_overshooting_however_late_it_sees_what_it_did(delay_s):
+    credit, planned = Credit().paced(delay_s), []
+    for number in range(1200):  # five hours; verdicts are of a rate window
+        planned.append(planned_share(credit))
+        seen = planned[max(0, number - int((delay_s + 60.0) / 15.0))]
+        at_s = number * 15.0
+        credit = credit.take(10 - 4 * seen, 4 * seen, target=OBJECTIVE.target, now_s=at_s, longest_s=60.0)
+    rest = AIM * 0.05 / 0.4
+    assert planned[-1] == pytest.approx(rest, rel=0.02)
+    assert max(planned) < 1.1 * rest
+
+
+def test_a_longer_delay_makes_it_more_patient_and_what_was_saved_worth_less():
+    quick, slow = Credit(saved_s=300.0).paced(10.0), Credit(saved_s=300.0).paced(300.0)
+    assert (quick.patience_s, slow.patience_s) == (PATIENCE_MIN_S, 300.0 * PATIENCE_DELAYS)
+    assert 0.05 < planned_share(slow) < planned_share(quick)
+    assert planned_share(Credit(saved_s=9000.0).paced(10.0)) == pytest.approx(0.05 * FACTOR_MAX), (
+        "more is never planned for"
+    )
+
+
+@given(
+    saved_s=st.tuples(*[st.floats(-DEBT_MAX_S, 2000.0)] * 2), target=st.floats(0.01, 1.0), rate_per_s=st.floats(0, 1e4)
+)
+def test_the_more_was_saved_the_less_is_kept_against_chance_and_nothing_less_before(saved_s, target, rate_per_s):
+    objective = Objective(1.0, 0.05, target)
+    more, less = (Credit(saved_s=one).caution(objective) for one in sorted(saved_s, reverse=True))
+    assert 0.0 <= more <= less <= 1.0
+    assert Credit(saved_s=min(0.0, *saved_s)).caution(objective) == 1.0
+    kept = [rate_to_keep(rate_per_s, 10.0, Tuning(), caution=one) for one in (more, less)]
+    assert 10.0 <= kept[0] <= kept[1] <= rate_to_keep(rate_per_s, 10.0, Tuning())
 
 
 def test_a_gap_or_unknown_verdicts_change_nothing():
@@ -130,5 +166,5 @@ def test_a_target_to_plan_for_is_one_and_asks_for_no_more_than_is_promised(looks
     for good, bad, passed_s in looks:
         now_s += passed_s
         credit = credit.take(good, bad, target=target, now_s=now_s, longest_s=60.0)
-        assert -DEBT_MAX_S <= credit.saved_s <= PATIENCE_S * math.log(FACTOR_MAX) + 1e-6
+        assert -DEBT_MAX_S <= credit.saved_s <= PATIENCE_MIN_S * math.log(FACTOR_MAX) + 1e-6
         assert 0 < credit.planned(objective).target <= target

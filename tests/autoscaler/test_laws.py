@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from forebay_api.modelservice import AutoscalingMode, Role
 from forebay_api.objective import Objective
 from forebay_autoscaler.budget import Wish, share_budget
+from forebay_autoscaler.constraints import Proposal, require_objective
 from forebay_autoscaler.decide import decide
 from forebay_autoscaler.demand import Demand, waiting_in_workers
 from forebay_autoscaler.fitted import Fitted, Measured
@@ -22,6 +23,7 @@ from forebay_autoscaler.signals import count_within
 from forebay_autoscaler.state import ServiceState
 from forebay_autoscaler.window import Window
 from tests.autoscaler.plant import KEY, pool_policy, service_policy
+from tests.autoscaler.test_timelines import situation
 
 RATES = st.floats(0, 1e4)
 NUMBERS = st.one_of(RATES, st.sampled_from([float("nan"), float("inf"), -1.0]))
@@ -131,6 +133,21 @@ def test_more_arrivals_never_get_fewer_workers(rates, wanted):
         return decide(policy, ServiceState(), ServiceObservation(KEY, signals, (seen,)), 0.0).pools[0].desired
 
     assert size(min(rates)) <= size(max(rates))
+
+
+@given(
+    proposed=st.tuples(st.integers(0, 40), st.integers(0, 40)),
+    wanted=st.integers(0, 40),
+    ready=st.integers(0, 40),
+    missing=st.booleans(),
+)
+def test_a_missed_objective_keeps_ready_workers_and_never_makes_fewer_of_more(proposed, wanted, ready, missing):
+    seen = situation(missing_objective=missing, counts=PoolCounts(wanted, ready))
+    few, many = (require_objective(seen, Proposal(one)).replicas for one in sorted(proposed))
+    assert few <= many
+    assert min(proposed) <= few <= max(min(proposed), wanted)
+    if missing:
+        assert few >= min(wanted, ready)
 
 
 LITTLE = (0.0, 0.0, 0.0, 1e-9, 0.01, 1.0, 30.0, 1e6)

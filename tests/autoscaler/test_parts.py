@@ -35,6 +35,7 @@ from forebay_autoscaler.status import metrics_fresh, scaling_active
 from tests.autoscaler.manifests import model_service, pool_spec, worker_pool
 from tests.autoscaler.plant import KEY, known, pool_policy, service_policy
 from tests.autoscaler.test_timelines import load_of
+from tests.support.bounds import NEVER_S
 
 OBJECTIVE = Objective(2.0, 0.025, 0.95)
 SERVICE = {"namespace": KEY[0], "model_service": KEY[1]}
@@ -271,7 +272,7 @@ async def test_a_replica_that_lost_the_lease_in_an_outage_shows_no_numbers():
     loop = Loop(Outage(), actor, Alone(leading=False), Metrics(), History(10), interval_s=0.01)
     loop.metrics.record([record(1.0, 20, ServiceState()).decision], leading=True, now_s=1.0)
     running = asyncio.create_task(loop.run())
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(NEVER_S):
         await asked_again.wait()
     running.cancel()
     assert loop.metrics.registry.get_sample_value("forebay_autoscaler_leader") == 0

@@ -291,6 +291,8 @@ def test_each_proof_that_shrinking_needs_is_asked_for_by_itself():
     assert constrain(situation(), Proposal(2)).replicas == 2
     assert constrain(situation(unknown=("waiting",)), Proposal(2)).replicas == 4
     assert constrain(situation(missing_objective=True), Proposal(2)).replicas == 4
+    starting = situation(missing_objective=True, counts=PoolCounts(4, 3))
+    assert constrain(starting, Proposal(2)).replicas == 3, "the one that starts has missed nothing"
     needed = situation(policy=service_policy(scale_down_window_s=60), needs=Window(((-30.0, 3),)))
     assert constrain(needed, Proposal(2)).replicas == 3
 

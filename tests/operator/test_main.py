@@ -8,6 +8,7 @@ import pytest
 from forebay_operator.__main__ import _take_part
 from forebay_operator.control import Health
 from forebay_operator.metrics import Metrics
+from tests.support.bounds import NEVER_S
 
 
 class Election:
@@ -57,7 +58,7 @@ async def broken() -> None:
 async def test_an_elector_or_guard_that_ends_unexpectedly_ends_the_process(part):
     """A leader whose lease nobody looks after would go on writing when it is lost."""
     leader = Leading()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(NEVER_S):
         with pytest.raises(ExceptionGroup) as raised:
             await _take_part(leader, Election(**{part: broken}), asyncio.Event())
     assert raised.group_contains(KeyError)
@@ -67,7 +68,7 @@ async def test_an_elector_or_guard_that_ends_unexpectedly_ends_the_process(part)
 async def test_when_told_to_stop_the_lease_is_given_back_after_the_leader_has_ended():
     leader, election, stop = Leading(), Election(), asyncio.Event()
     taking_part = asyncio.create_task(_take_part(leader, election, stop))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(NEVER_S):
         await leader.running.wait()
         stop.set()
         await taking_part

@@ -11,6 +11,7 @@ from forebay_operator import schemas
 from forebay_operator.control import Health
 from forebay_operator.errors import ApiCall, ApiError, ApiForbiddenError, ApiUnavailableError
 from forebay_operator.schemas import describe_outdated, watch_schemas
+from tests.support.bounds import NEVER_S
 
 CALL = ApiCall("describe", "forebay.dev/v1alpha1", None, None)
 
@@ -86,6 +87,6 @@ async def test_a_replica_is_not_ready_while_a_field_is_absent_and_looks_no_more_
 @pytest.mark.parametrize("server", [Server(ApiForbiddenError)])
 async def test_what_may_not_be_read_is_unknown_and_does_not_hold_the_operator_up(server):
     health = Health(not_ready_because=None)
-    async with asyncio.timeout(1):
+    async with asyncio.timeout(NEVER_S):
         await watch_schemas(server, health)
     assert health.unready_reason is None

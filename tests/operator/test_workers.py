@@ -9,6 +9,7 @@ import pytest
 
 from forebay_operator.workers import read_loads, requests_in_flight
 from tests.operator.examples import worker
+from tests.support.bounds import NEVER_S
 
 PAGE = """# HELP vllm:num_requests_running Number of requests in model execution batches.
 # TYPE vllm:num_requests_running gauge
@@ -83,7 +84,8 @@ def ok(text: str) -> bytes:
     ids=["busy", "error", "nonsense", "silent"],
 )
 async def test_a_worker_that_does_not_tell_is_unknown(answer, expected, monkeypatch):
-    async with serving(answer) as port, httpx.AsyncClient(timeout=0.2, trust_env=False) as client:
+    patience_s = 0.2 if answer is None else NEVER_S
+    async with serving(answer) as port, httpx.AsyncClient(timeout=patience_s, trust_env=False) as client:
         monkeypatch.setattr("forebay_operator.workers.ENGINE_PORT", port)
         loads = await read_loads(client, [worker("a", pod_ip="127.0.0.1"), worker("b", pod_ip=None)])
     assert loads == {"a": expected}
@@ -91,5 +93,5 @@ async def test_a_worker_that_does_not_tell_is_unknown(answer, expected, monkeypa
 
 async def test_a_refused_connection_is_unknown(monkeypatch, unused_tcp_port):
     monkeypatch.setattr("forebay_operator.workers.ENGINE_PORT", unused_tcp_port)
-    async with httpx.AsyncClient(timeout=0.2, trust_env=False) as client:
+    async with httpx.AsyncClient(timeout=NEVER_S, trust_env=False) as client:
         assert await read_loads(client, [worker("a", pod_ip="127.0.0.1")]) == {"a": None}

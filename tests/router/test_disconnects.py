@@ -7,12 +7,14 @@ import pytest
 
 from tests.router.harness import ask, chat, check_back_pressure, request_bytes, routed, routed_pairs, until
 from tests.router.scripted import MODEL, Flood, chat_chunk, completion, hello, workers
+from tests.support.bounds import STALL_S
 
 FORM = (
     b'--XX\r\nContent-Disposition: form-data; name="model"\r\n\r\nm\r\n'
     b'--XX\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\nabc\r\n--XX--\r\n'
 )
-ABORT_BOUND_S = 2.0
+ABORT_BOUND_S = STALL_S
+"""Workers that are not told to stop go on for three times as long."""
 
 
 async def hang(_asked, _wire):
@@ -32,10 +34,8 @@ async def test_plain_request_is_cancelled_at_the_worker_when_its_client_leaves()
         client = await router.connect()
         await client.send(request_bytes(chat(max_tokens=4096)))
         await until(lambda: worker.asked, "the worker was asked")
-        left_s = time.monotonic()
         client.leave()
         await until(lambda: worker.asked[0].aborted, "the worker sees its connection closed", bound_s=ABORT_BOUND_S)
-        assert time.monotonic() - left_s < ABORT_BOUND_S
         await router.no_lease_is_left()
         assert router.verdicts() == {"good": 0, "bad": 0, "abandoned": 1}
         assert not any(router.stats.failures.values())
@@ -144,9 +144,8 @@ async def test_many_short_timeouts_leak_nothing():
                 client.leave()
             await until(lambda: not router.table.leases, "none is in flight")
         await until(lambda: len(worker.connections) <= 2, "worker connections are closed")
-        started_s = time.monotonic()
-        assert (await ask(router, chat(max_tokens=1))).status == 200
-        assert time.monotonic() - started_s < 1
+        async with asyncio.timeout(STALL_S):  # behind one of those it would wait for three times as long
+            assert (await ask(router, chat(max_tokens=1))).status == 200
         await until(lambda: not router.process.router.connections.live, "client connections are closed")
 
 
@@ -201,6 +200,5 @@ async def test_connection_that_was_paused_by_its_last_part_is_not_reused_deaf():
             await until(lambda: worker.asked and worker.asked[-1].finished, "all was sent")
             client.writer.transport.resume_reading()
             assert len((await client.read()).body) == 4 * len(part)
-            async with asyncio.timeout(5):
-                assert (await ask(router, chat(max_tokens=1))).status == 200
+            assert (await ask(router, chat(max_tokens=1))).status == 200
             await client.close()

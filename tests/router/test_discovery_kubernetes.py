@@ -362,7 +362,7 @@ async def test_workers_that_do_not_tell_their_models_keep_nobody_from_telling(mo
         async with discovering(api) as (table, _):
             await until(lambda: len(table.workers) == len(ports), "the pods are known")
             told = table.workers[f"u{len(ports) - 1}"]
-            await until(lambda: told.cards, "the last worker is asked", bound_s=5)
+            await until(lambda: told.cards, "the last worker is asked")
 
 
 def test_service_in_numbers():

@@ -9,6 +9,7 @@ import pytest
 
 from tests.router.harness import ask, chat, request_bytes, routed, running, until
 from tests.router.scripted import ScriptedWorker, chat_chunk, completion, hello, workers
+from tests.support.bounds import NEVER_S, STALL_S
 
 
 async def reset_at_once(_asked, wire):
@@ -335,7 +336,7 @@ async def test_silent_worker_fails_over_within_the_first_byte_limit():
             started_s = time.monotonic()
             reply = await ask(router, chat(stream=True))
             assert (reply.status, reply.text()) == (200, "hello")
-            assert time.monotonic() - started_s < 1.5
+            assert time.monotonic() - started_s < STALL_S, "the worker itself is silent for three times as long"
             if bad.asked:
                 break
         assert bad.asked[0].aborted or await until(lambda: bad.asked[0].aborted, "the silent worker is let go")
@@ -477,7 +478,7 @@ async def test_worker_that_refuses_connections_is_left_alone_and_comes_back():
             await ask(router, chat())
             return len(first.asked) > before
 
-        deadline_s = time.monotonic() + 10
+        deadline_s = time.monotonic() + NEVER_S
         while not await served():
             assert time.monotonic() < deadline_s, "the healed worker is used again"
             await asyncio.sleep(0.05)
@@ -577,9 +578,9 @@ async def test_the_first_request_after_a_spell_of_dropped_connections_is_served(
                 replies = await asyncio.gather(*(ask(router, chat()) for _ in range(60)))
                 assert {reply.status for reply in replies} <= {502, 503, 504}
             await worker.start()
-            began_s = time.monotonic()
+            failures = router.process.discovery.failures
             await until(lambda: router.service.snapshot.by_uid, "a probe has found it again")
-            assert time.monotonic() - began_s < 3
+            assert router.process.discovery.failures <= failures + 1, "the first that is begun from then on"
             for _ in range(20):
                 assert (await ask(router, chat())).status == 200
     finally:

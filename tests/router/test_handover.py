@@ -5,7 +5,7 @@ import json
 import signal
 
 from tests.router.gate import Gate
-from tests.router.harness import ask, request_bytes, running
+from tests.router.harness import BOUND_S, ask, request_bytes, running
 from tests.router.test_simulated_engine import MODEL, engines
 
 LEASE_S = 2.0
@@ -50,7 +50,7 @@ async def test_clients_that_leave_between_the_legs_hold_no_blocks_for_long():
 
             gate.on_hand_over = leave
             await client.send(request_bytes(chat(number)))
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(BOUND_S):
                 await left.wait()
         await router.no_lease_is_left()
         assert router.verdicts()["abandoned"] == DROPS
@@ -73,7 +73,7 @@ async def test_a_prefill_engine_that_is_killed_in_the_gap_costs_the_client_nothi
 
         def kill() -> bool:
             prefill.process.send_signal(signal.SIGKILL)
-            prefill.process.wait(5)
+            prefill.process.wait(BOUND_S)
             return True
 
         gate.on_hand_over = kill

@@ -1,6 +1,7 @@
 """Places for requests, without connections: what becomes of workers that are tried."""
 
 import time
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -22,6 +23,8 @@ from forebay_router.usage import Usage
 from tests.router.test_table import OBJECTIVE, TIMEOUTS
 
 KEY = ServiceKey("n", "s")
+HELD_S = 3600.0
+"""A request waits for a worker."""
 PARSED = parse_request(ENDPOINTS[b"/v1/completions"], {}, b'{"model":"m","prompt":"hi","stream":true}')
 
 
@@ -29,7 +32,7 @@ def split(*uids: str) -> Placing:
     """Workers with p are for prefill, those with d decode."""
     placing = Placing(WorkerTable(), PrefixIndex(ApproximateIndex(100)), Random(1), 10, 1.0, 10_000)
     pools = (("prefill", Role.PREFILL), ("decode", Role.DECODE))
-    placing.table.put_service(ServiceSpec(KEY, ("m",), OBJECTIVE, TIMEOUTS, 0, pools))
+    placing.table.put_service(ServiceSpec(KEY, ("m",), OBJECTIVE, replace(TIMEOUTS, hold_s=HELD_S), 0, pools))
     for uid in uids:
         name, role = pools[uid.startswith("d")]
         spec = WorkerSpec(WorkerUid(uid), uid, "10.0.0.1", 8000, KEY, name, role, WorkerState.READY)
@@ -85,6 +88,19 @@ def test_place_that_is_given_back_unused_ends_both_trials():
     place.release()
     assert [one.health.condition for one in placing.table.workers.values()] == [Condition.PROBING] * 2
     assert not placing.table.leases
+
+
+def test_both_workers_of_a_pair_are_on_trial_before_those_that_wait_are_told():
+    """Or one of them, tried with the first, would be offered beside another worker."""
+    placing = split("p1", "d1")
+    for uid in ("p1", "d1"):
+        put_to_trial(placing, uid)
+    offered: list[set[str]] = []
+    placing.table.on_change.append(lambda service: offered.append(set(service.snapshot.by_uid)))
+    place = place_of(placing)
+    assert offered == [set()]
+    assert place is not None
+    place.release()
 
 
 def test_older_request_does_not_end_a_trial():

@@ -15,7 +15,8 @@ from forebay_router.table import WorkerState
 from forebay_router.tried import LOST_MAX, Tried
 from tests.router.harness import Running, ask, chat, routed, routed_pairs, running, until
 from tests.router.scripted import ScriptedWorker, completion, hello, started, workers
-from tests.router.test_placing import place_of, split
+from tests.router.test_failures import dropping
+from tests.router.test_placing import HELD_S, KEY, PARSED, place_of, split
 
 UNNOTICED = ("--probe-interval", "1h", "--hold-timeout", "60s")
 """Nobody but requests finds out that a worker is away, and a request that waits in vain outlasts any test."""
@@ -100,6 +101,17 @@ def test_worker_that_was_away_since_is_asked_again_whatever_it_failed_with(reaso
     assert tried.excluded({"a": 10.05}, 10.1) == set()
 
 
+def test_next_look_is_when_the_next_one_has_rested_and_none_that_has_calls_for_one():
+    """One that has rested may be left alone for everybody, longer: looking at it all the time would be no use."""
+    tried = Tried()
+    tried.note("refused", FailureReason.CONNECT, lost=False, now_s=10.0)
+    tried.note("ended", FailureReason.RESET, lost=True, now_s=10.0)
+    tried.note("silent", FailureReason.FIRST_BYTE_TIMEOUT, lost=False, now_s=10.0)
+    assert tried.again_s(10.0) == CONNECT_REST_S
+    assert tried.again_s(10.0 + CONNECT_REST_S) == ENDED_REST_S - CONNECT_REST_S
+    assert tried.again_s(10.0 + ENDED_REST_S) == inf
+
+
 FAILURES = st.tuples(st.sampled_from("abc"), st.sampled_from(FailureReason), st.booleans(), st.floats(0, 10))
 
 
@@ -141,6 +153,21 @@ def test_other_worker_is_preferred_however_well_rested_those_are_that_failed():
     again.release()
 
 
+def test_request_that_was_held_for_as_long_as_it_may_is_given_to_none_that_failed_on_it():
+    """Counted from the last attempt that was a new one, however well rested they are."""
+    placing = split("d1", "d2")
+    for since_s, possible in ((HELD_S - 60, True), (HELD_S + 1, False)):
+        tried = Tried()
+        for uid, ago_s in (("d1", 2 * HELD_S), ("d2", since_s), ("d1", 1.0)):
+            tried.note(uid, FailureReason.CONNECT, lost=False, now_s=time.monotonic() - ago_s)
+        assert not tried.excluded({}, time.monotonic())
+        assert placing.possible(placing.table.services[KEY], PARSED, tried) is possible
+        place = place_of(placing, tried)
+        assert (place is not None) is possible
+        if place is not None:
+            place.release()
+
+
 def test_prefill_worker_that_failed_is_left_out_while_a_decode_worker_computes_prompts():
     placing, tried = split("p1", "d1"), Tried()
     tried.note("p1", FailureReason.CONNECT, lost=False, now_s=time.monotonic() - 100)
@@ -172,8 +199,8 @@ async def test_only_worker_that_refuses_connections_is_asked_again_until_it_acce
         health = router.table.workers[uid].health
         await worker.stop()
         asking = [asyncio.create_task(ask(router, chat(stream=True))) for _ in range(10)]
-        await until(lambda: router.stats.pending == 10 and health.ejections == 3, "two more tries")
-        assert router.stats.retries["connect"] <= 10 + 2
+        await until(lambda: router.stats.pending == 10 and health.ejections >= 3, "two more tries")
+        assert router.stats.retries["connect"] <= 10 + health.ejections - 1
         await worker.start()
         replies = await asyncio.gather(*asking)
         assert [(reply.status, reply.text()) for reply in replies] == [(200, "hello")] * 10
@@ -186,8 +213,21 @@ async def test_connections_that_are_refused_do_not_make_the_wait_longer():
         await worker.stop()
         reply = await ask(router, chat())
         assert (reply.status, reply.json["error"]["code"]) == (503, "no_ready_worker")
-        assert 2 <= router.stats.retries["connect"] <= 3, "at 0, 0.25 and 0.75 s, and not at 1.75 s any more"
+        assert 1 <= router.stats.retries["connect"] <= 3, "at 0, 0.25 and 0.75 s, and not at 1.75 s any more"
         assert router.verdicts() == {"good": 0, "bad": 1, "abandoned": 0}
+
+
+async def test_workers_that_let_connections_wait_get_no_request_when_its_time_is_over(monkeypatch):
+    """While one is waited for, the rest of the other ends: the request goes to and fro and never stands in the queue."""
+    monkeypatch.setitem(RESTS, Cause.UNREACHABLE, Rest(0.05, 0.1))
+    flags = ("--probe-interval", "1h", "--hold-timeout", "500ms", "--connect-timeout", "300ms")
+    async with workers(hello, hello) as made, routed(*made, flags=flags) as router:
+        for worker in made:
+            await worker.stop()
+        with dropping(made[0].port), dropping(made[1].port):
+            reply = await ask(router, chat())
+        assert (reply.status, reply.json["error"]["code"]) == (503, "no_ready_worker")
+        assert 2 <= router.stats.retries["connect"] <= 4, "each of two is a new one, then as many as begin within 0.5 s"
 
 
 @pytest.mark.parametrize("fails", [reset, silent])
@@ -209,16 +249,39 @@ async def test_worker_that_comes_back_is_tried_at_once_however_long_its_rest():
     async with workers(hello) as [worker], routed(worker, flags=UNNOTICED) as router:
         (uid,) = router.table.workers
         health = router.table.workers[uid].health
-        health.ejections = 5
         await worker.stop()
         asking = asyncio.create_task(ask(router, chat()))
         await until(lambda: router.stats.pending == 1, "it has failed, and waits")
         become(router, uid, WorkerState.NOT_READY)
+        health.until_s = time.monotonic() + 3600
         await worker.start()
-        assert health.until_s - time.monotonic() > 2
         become(router, uid, WorkerState.READY)
         assert health.condition is not Condition.EJECTED, "the waiting request is under way"
         assert (await asking).status == 200
+
+
+async def test_worker_that_fell_silent_gets_the_request_no_more_though_it_serves_others():
+    flags = ("--probe-interval", "1h", "--hold-timeout", "300ms", "--first-byte-timeout", "300ms")
+    async with workers(FailsAtFirst(silent)) as [worker], routed(worker, flags=flags) as router:
+        asking = asyncio.create_task(ask(router, chat(stream=True)))
+        await until(lambda: worker.asked, "it has been sent")
+        assert (await ask(router, chat())).status == 200
+        reply = await asking
+        assert (reply.status, reply.json["error"]["code"]) == (503, "no_ready_worker")
+        assert len(worker.asked) == 2
+
+
+async def test_request_waits_on_when_the_worker_that_failed_on_it_is_deleted():
+    flags = (*UNNOTICED, "--first-byte-timeout", "300ms")
+    async with workers(silent, hello) as made, routed(*made, flags=flags) as router:
+        first, second = router.table.workers
+        become(router, second, WorkerState.NOT_READY)
+        asking = asyncio.create_task(ask(router, chat(stream=True)))
+        await until(lambda: router.stats.pending == 1, "it has failed, and waits")
+        router.table.drop_worker(first)
+        become(router, second, WorkerState.READY)
+        reply = await asking
+        assert (reply.status, reply.text()) == (200, "hello")
 
 
 @pytest.mark.usefixtures("short_rest")

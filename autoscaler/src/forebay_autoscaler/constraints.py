@@ -118,14 +118,15 @@ def wait_for_shrinking(situation: Situation, proposal: Proposal) -> Proposal:
 
 
 def require_objective(situation: Situation, proposal: Proposal) -> Proposal:
-    """Never shrink while as many workers as are needed miss the objective under their load.
+    """Let no ready worker go while they miss the objective under their load.
 
-    Where fewer are ready that explains it, and what was ordered beyond the need may be taken back.
+    Those that start have missed nothing: orders beyond both the need and the ready ones are taken back. So whatever is
+    proposed, more is never less.
     """
-    explained = situation.counts.ready < proposal.replicas
-    if proposal.replicas >= situation.current or not situation.missing_objective or explained:
+    if proposal.replicas >= situation.current or not situation.missing_objective:
         return proposal
-    return proposal.instead(situation.current, Constraint.OBJECTIVE, "requests miss the objective now")
+    kept = min(situation.current, max(proposal.replicas, situation.counts.ready))
+    return proposal.instead(kept, Constraint.OBJECTIVE, "requests miss the objective now")
 
 
 def wait_for_forecasts(situation: Situation, proposal: Proposal) -> Proposal:

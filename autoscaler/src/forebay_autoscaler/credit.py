@@ -6,9 +6,16 @@ that share fewer are late, and workers stand by for a promise that nobody made. 
     saved' = (AIM * allowed * ended - bad) / (allowed * mean of ended), at most 1
                                                                    seconds in which all that is allowed was saved
 
-and the share that is planned for is the allowed one times exp(saved / PATIENCE_S), at most `FACTOR_MAX` of it. It is an
+and the share that is planned for is the allowed one times exp(saved / patience), at most `FACTOR_MAX` of it. It is an
 integral: it ends where as many are late as is aimed at, whatever the laws are wrong by, and where demand goes far beyond its
-mean, with fewer. What was missed beyond the allowed is debt, which is worked off first; a service begins with it, so that
+mean, with fewer.
+
+How patient it has to be follows from how late it sees what it did. Near its end the logarithm x of the share by which it is
+off is x' = -AIM x(t - T) / patience, where T is the delay: a worker that is let go stays for the shrink window, one that is
+ordered takes a start-up time, and verdicts are of a rate window. That comes to rest for AIM T / patience < pi / 2, and hardly
+overshoots below 1 / e. With `PATIENCE_DELAYS` times the longer of the two, at least `PATIENCE_MIN_S`, it is 0.3 to 0.4.
+
+What was missed beyond the allowed is debt, which is worked off first; a service begins with it, so that
 nothing is let go before the target was met for some minutes. They are minutes even where a day of silence made the mean tiny:
 nothing is saved faster than time passes. It makes nobody plan for fewer misses than are allowed, since a rise that nothing
 announced is not cured by a margin. Nothing changes while the verdicts are unknown.
@@ -16,20 +23,25 @@ announced is not cured by a margin. Nothing changes while the verdicts are unkno
 
 import math
 from dataclasses import dataclass, replace
+from statistics import NormalDist
 from typing import Final
 
 from forebay_api.objective import Objective
 
 AIM: Final = 0.8
 """Share of the allowed misses that is aimed at."""
-PATIENCE_S: Final = 900.0
-"""Seconds of saved misses that let e times as many be planned for."""
+PATIENCE_DELAYS: Final = 3.0
+"""Delays of saved misses that let e times as many be planned for."""
+PATIENCE_MIN_S: Final = 300.0
+"""And at least so many seconds of them: verdicts are late by a rate window, whatever workers take."""
 FACTOR_MAX: Final = 4.0
 """Most that are planned for, in allowed misses."""
 SHARE_MAX: Final = 0.5
 """And of all requests, unless more are allowed."""
 DEBT_MAX_S: Final = 300.0
 """Most that has to be worked off: what went wrong long ago says nothing of now."""
+TARGET_MOST: Final = 0.9999
+"""Beyond it chance has no bound."""
 MEMORY_S: Final = 86_400.0
 """Time over which the mean rate is taken: a day, as nights and days make one."""
 
@@ -46,6 +58,12 @@ class Credit:
     """Time that it is a mean of."""
     at_s: float | None = None
     """When verdicts were last known."""
+    patience_s: float = PATIENCE_MIN_S
+    """Seconds of saved misses that let e times as many be planned for."""
+
+    def paced(self, delay_s: float) -> "Credit":
+        """As patient as it takes where a decision shows so much later."""
+        return replace(self, patience_s=max(PATIENCE_MIN_S, PATIENCE_DELAYS * delay_s))
 
     def take(
         self, good_per_s: float | None, bad_per_s: float | None, *, target: float, now_s: float, longest_s: float
@@ -59,14 +77,24 @@ class Credit:
         ended = good_per_s + bad_per_s
         over_s = min(MEMORY_S, self.over_s + passed_s)
         mean = self.ended_per_s + passed_s / over_s * (ended - self.ended_per_s)
-        most_s = PATIENCE_S * math.log(FACTOR_MAX)
+        most_s = self.patience_s * math.log(FACTOR_MAX)
         allowed = 1.0 - target
         saved_s = self.saved_s
         if allowed > 0.0 and mean > 0.0:
             saved_s += passed_s * min(1.0, (AIM * allowed * ended - bad_per_s) / (allowed * mean))
-        return Credit(max(-DEBT_MAX_S, min(most_s, saved_s)), mean, over_s, now_s)
+        return replace(
+            self, saved_s=max(-DEBT_MAX_S, min(most_s, saved_s)), ended_per_s=mean, over_s=over_s, at_s=now_s
+        )
 
     def planned(self, objective: Objective) -> Objective:
         """The objective with the target to plan for."""
-        share = (1.0 - objective.target) * math.exp(max(0.0, self.saved_s) / PATIENCE_S)
+        share = (1.0 - objective.target) * min(FACTOR_MAX, math.exp(max(0.0, self.saved_s) / self.patience_s))
         return replace(objective, target=min(objective.target, max(1.0 - SHARE_MAX, 1.0 - share)))
+
+    def caution(self, objective: Objective) -> float:
+        """Quantile of the target to plan for over that of the objective's, of what varies by chance; 1 where nothing is saved."""
+        own, planned = (
+            max(0.0, NormalDist().inv_cdf(min(target, TARGET_MOST)))
+            for target in (objective.target, self.planned(objective).target)
+        )
+        return planned / own if own > 0.0 else 1.0

@@ -96,7 +96,7 @@ def _note(policy: ServicePolicy, state: ServiceState, observation: ServiceObserv
     lead_s = max(leads, default=tuning.startup_s)
     forecast = look_ahead(state.forecast, observation.signals, policy, now_s=now_s, lead_s=lead_s)
     queued_s = now_s if queued else state.queued_s
-    credit = state.credit.take(
+    credit = state.credit.paced(max(lead_s, policy.scale_down_window_s)).take(
         observation.signals.good_lately_per_s.known,
         observation.signals.bad_lately_per_s.known,
         target=policy.objective.target,
@@ -341,7 +341,8 @@ def _demand(sight: Sight, view: View, portion: Portion) -> Demand | None:
     if rate is None:
         return demand
     planned = planned_rate(forecast, rate, tuning, now_s=now_s, lead_s=view.lead_s)
-    keep = rate_to_keep(rate, planned, tuning)
+    caution = sight.state.credit.caution(sight.policy.objective)
+    keep = rate_to_keep(rate, planned, tuning, caution=caution)
     return replace(demand, planned_per_s=planned * share, keep_per_s=keep * portion.to_keep)
 
 

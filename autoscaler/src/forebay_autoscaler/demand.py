@@ -7,7 +7,8 @@ a count. Where the forecast sees demand fall, its line stands in for the rate wi
     now        the highest of those
     planned    now, or the most that is forecast until a worker that is ordered now is ready, with room for the forecasts'
                shortfall (forecast.py)
-    to keep    the same, should both be too low by two standard deviations
+    to keep    the same, should the rate be too low by two standard deviations, or as many fewer as the quantile of the target
+               that is planned for is below that of the objective's (credit.py)
 
 A backlog is what waits for a worker, or in one. What is left of it when a new worker could help follows from who has time for
 it until then, those that start included as they come: `backlog_ahead`. That is to be worked off within `drain_horizon_s`, or
@@ -132,9 +133,9 @@ def planned_rate(forecast: Forecast, rate_per_s: float, tuning: Tuning, *, now_s
     return max(rate_per_s, forecast.floor, min(rate_per_s, later) + burst, *foreseen)
 
 
-def rate_to_keep(rate_per_s: float, planned_per_s: float, tuning: Tuning) -> float:
-    """The planned rate, should it be too low by chance."""
-    return planned_per_s + PROOF_DEVIATIONS * math.sqrt(rate_per_s / tuning.rate_window_s)
+def rate_to_keep(rate_per_s: float, planned_per_s: float, tuning: Tuning, *, caution: float = 1.0) -> float:
+    """The planned rate, should what was measured be too low by chance. `caution` is the share of the deviations to count."""
+    return planned_per_s + caution * PROOF_DEVIATIONS * math.sqrt(rate_per_s / tuning.rate_window_s)
 
 
 def waiting_in_workers(signals: PoolSignals) -> float | None:

@@ -77,7 +77,7 @@ class Need:
     with_backlog: int
     """The same, plus what works off the backlog."""
     to_keep: int
-    """The same, should the rate be higher than measured by two standard deviations: below this the pool must not shrink. The
+    """The same, should the rate be higher than measured by chance (demand.py): below this the pool must not shrink. The
     gap between the two keeps a load near a boundary from moving a worker to and fro."""
     offered: float
     """Mean load to plan for, in units of the limit (R)."""

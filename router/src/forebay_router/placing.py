@@ -293,7 +293,13 @@ class Placing:
         return (found or self._choose_tried(service, demand, tried, now_s)) is not None
 
     def _choose_tried(self, service: Service, demand: Demand, tried: Tried, now_s: float) -> Choice | None:
-        """One of those that failed on a request, when no other can take it."""
+        """One of those that failed on a request, when no other can take it; none when it has been held for as long as it may.
+
+        Connections that are not accepted take their time: while one is waited for, another worker's rest ends. So a request
+        may go from one to the next without ever standing in the queue.
+        """
+        if now_s >= tried.since_s + service.spec.timeouts.hold_s:
+            return None
         workers = self.table.workers
         back_s = {uid: workers[uid].back_s for uid in tried.failed if uid in workers}
         excluded = tried.excluded(back_s, now_s)
@@ -366,8 +372,7 @@ class Placing:
             worker.fillers += 1
         if not (worker.health.sound and prefiller.health.sound):
             place.trials = tuple(one for one in {worker, prefiller} if not one.health.sound)
-            for one in place.trials:
-                self.guard.try_out(one)
+            self.guard.try_out(*place.trials)
         return place
 
     # -- what becomes of them -----------------------------------------------------------------------------------------

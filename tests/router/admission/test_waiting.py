@@ -10,6 +10,7 @@ import pytest
 from forebay_router.speed import Origin, Seed
 from tests.router.harness import Reply, ask, chat, request_bytes, routed, until
 from tests.router.scripted import completion, hello, workers
+from tests.support.bounds import STALL_S
 
 PATH = "/v1/chat/completions"
 WAITING = "waiting"
@@ -131,7 +132,7 @@ async def test_request_that_cannot_be_in_time_is_refused_at_once():
         line.drain.begin(time.monotonic(), line.queue.bands[0].cost / 100)
         started_s = time.monotonic()
         refused = await ask(router, chat(user="late"), headers={"x-forebay-timeout": "20s"})
-        assert time.monotonic() - started_s < 2
+        assert time.monotonic() - started_s < STALL_S, "not only when its client would have given up"
         assert (refused.status, refused.json["error"]["code"]) == (503, "deadline_unreachable")
         assert int(refused.headers["retry-after"]) == 60, "capped: official clients ignore longer ones"
         assert router.stats.failures["deadline"] == 1
@@ -155,7 +156,7 @@ async def test_request_whose_time_is_over_while_it_waits_is_told_so():
     async with busy() as (router, gate):
         started_s = time.monotonic()
         refused = await ask(router, chat(user="late"), headers={"x-forebay-timeout": "300ms"})
-        assert 0.2 < time.monotonic() - started_s < 3
+        assert 0.2 < time.monotonic() - started_s < STALL_S
         assert (refused.status, refused.json["error"]["code"]) == (503, "deadline_unreachable")
         assert gate.served == ["first"]
 
@@ -172,7 +173,7 @@ async def test_wait_for_room_is_as_long_as_for_a_first_byte():
     async with busy("--hold-timeout", "100ms", "--first-byte-timeout", "700ms") as (router, _):
         started_s = time.monotonic()
         refused = await ask(router, chat(user="late", stream=True))
-        assert 0.6 < time.monotonic() - started_s < 3
+        assert 0.6 < time.monotonic() - started_s < STALL_S
         assert (refused.status, refused.json["error"]["code"]) == (503, "overloaded")
         assert router.stats.failures["overloaded"] == 1
 
@@ -300,7 +301,8 @@ async def test_waiting_request_goes_when_a_first_token_comes():
 
 
 PACED = Seed(0.001, 1e-5, 0.001, 0.006, Origin.PLANNED)
-"""Four sequences keep to 25 ms a token."""
+"""Four sequences keep to PACE."""
+PACE = ("--objective-tpot", "25ms")
 
 
 def paced(router) -> None:
@@ -327,7 +329,7 @@ async def test_request_waits_here_while_every_worker_runs_as_many_as_it_can_in_t
         await turns.acquire()
         await wire.tokens("y")
 
-    async with workers(answer) as [worker], routed(worker) as router:
+    async with workers(answer) as [worker], routed(worker, flags=PACE) as router:
         paced(router)
         asking = await in_flight(router, worker, 6)
         await until(lambda: len(worker.asked) == 4, "as many as run in time")
@@ -354,7 +356,7 @@ async def test_request_that_is_due_goes_although_it_slows_the_others_down():
     async def answer(asked, wire):
         await asyncio.sleep(30)
 
-    async with workers(answer) as [worker], routed(worker, flags=("--first-byte-timeout", "1s")) as router:
+    async with workers(answer) as [worker], routed(worker, flags=(*PACE, "--first-byte-timeout", "1s")) as router:
         paced(router)
         asking = await in_flight(router, worker, 4)
         await until(lambda: len(worker.asked) == 4, "as many as run in time")

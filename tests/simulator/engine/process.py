@@ -16,7 +16,9 @@ from dataclasses import dataclass
 
 import httpx
 
-START_TIMEOUT_S = 10.0
+from tests.support.bounds import NEVER_S
+
+START_TIMEOUT_S = NEVER_S
 CLIENT = httpx.Client(trust_env=False, timeout=30, limits=httpx.Limits(max_keepalive_connections=0))
 """One client for all: making one takes a tenth of a second."""
 MODEL = "llama-3.1-8b"
@@ -49,7 +51,7 @@ class EngineProcess:
                 found += float(line.rsplit(" ", 1)[1])
         return found
 
-    def eventually(self, name: str, value: float, timeout_s: float = 5.0, **labels: str) -> None:
+    def eventually(self, name: str, value: float, timeout_s: float = NEVER_S, **labels: str) -> None:
         """Wait until a metric has a value."""
         deadline = time.monotonic() + timeout_s
         while (last := self.metric(name, **labels)) != value:
@@ -60,7 +62,7 @@ class EngineProcess:
         """Send SIGTERM and return the seconds until the process was gone."""
         begun = time.monotonic()
         self.process.send_signal(signal.SIGTERM)
-        self.process.wait(timeout=20)
+        self.process.wait(timeout=NEVER_S)
         return time.monotonic() - begun
 
 

@@ -15,6 +15,8 @@ import httpx
 import psutil
 import pytest
 
+from tests.support.bounds import NEVER_S, STALL_S
+
 from .process import CLIENT, EngineProcess, free_port, running
 
 LEASE = '{"kv_connector":"NixlConnector","kv_role":"kv_both","kv_connector_extra_config":{"kv_lease_duration":%s}}'
@@ -43,21 +45,21 @@ def test_the_port_is_closed_until_it_is_ready():
     port = free_port()
     flags = ["serve", "llama-3.1-8b", "--host", "127.0.0.1", "--port", str(port)]
     environment = {**os.environ, "FOREBAY_SIM_STARTUP_S": "1.5"}
+    begun = time.monotonic()
     process = subprocess.Popen(
         [sys.executable, "-m", "forebay_simulator.engine", *flags], env=environment, stderr=subprocess.DEVNULL
     )
-    begun = time.monotonic()
     try:
         refused = 0
-        while time.monotonic() < begun + 10:
+        while time.monotonic() < begun + NEVER_S:
             try:
                 assert CLIENT.get(f"http://127.0.0.1:{port}/health").status_code == 200
                 break
             except httpx.ConnectError:
                 refused += 1
                 time.sleep(0.05)
-        assert 1.4 < time.monotonic() - begun < 3
-        assert refused > 10
+        assert 1.5 < time.monotonic() - begun < NEVER_S
+        assert refused
     finally:
         process.kill()
         process.wait()
@@ -68,19 +70,19 @@ def test_sigterm_ends_requests_with_abort_and_status_200():
         started = threading.Event()
         streamed = pool.submit(_stream, engine, started, stream_options={"include_usage": True})
         plain = pool.submit(engine.chat, **LONG)
-        assert started.wait(5)
+        assert started.wait(NEVER_S)
         engine.eventually("vllm:num_requests_running", 2)
         seconds = engine.terminate()
-        status, lines = streamed.result(5)
+        status, lines = streamed.result(NEVER_S)
         assert status == 200
         assert '"finish_reason":"abort"' in lines[-3]
         assert '"usage"' in lines[-2]
         assert lines[-1] == "data: [DONE]"
-        answer = plain.result(5)
+        answer = plain.result(NEVER_S)
         assert answer.status_code == 200
         assert answer.json()["choices"][0]["finish_reason"] == "abort"
         assert 1 <= answer.json()["usage"]["completion_tokens"] < 400
-        assert 0.2 < seconds < 1.0
+        assert 0.2 < seconds < STALL_S
         assert engine.process.returncode == 0
 
 
@@ -88,18 +90,18 @@ def test_sigterm_with_a_timeout_lets_running_requests_end_and_answers_new_ones_5
     with running("--shutdown-timeout", "30") as engine, ThreadPoolExecutor() as pool:
         started = threading.Event()
         streamed = pool.submit(_stream, engine, started)
-        assert started.wait(5)
+        assert started.wait(NEVER_S)
         engine.process.send_signal(signal.SIGTERM)
         time.sleep(0.1)  # the signal has to reach the process before the next request does
         refused = engine.chat(max_tokens=1)
         assert refused.status_code == 500
         assert refused.json()["error"]["message"] == "cannot schedule new futures after shutdown"
         assert engine.get("/health").status_code == 200
-        status, lines = streamed.result(15)
+        status, lines = streamed.result(NEVER_S)
         assert status == 200
         assert any('"finish_reason":"length"' in line for line in lines)
         assert engine.get("/health").status_code == 200
-        engine.process.wait(timeout=8)
+        engine.process.wait(timeout=NEVER_S)
         assert engine.process.returncode == 0
 
 
@@ -108,15 +110,15 @@ def test_sigterm_with_a_timeout_that_is_too_short_ends_requests_with_errors():
         started = threading.Event()
         streamed = pool.submit(_stream, engine, started, max_tokens=5000)
         plain = pool.submit(engine.chat, max_tokens=5000, ignore_eos=True)
-        assert started.wait(5)
+        assert started.wait(NEVER_S)
         engine.eventually("vllm:num_requests_running", 2)
         seconds = engine.terminate()
-        status, lines = streamed.result(5)
+        status, lines = streamed.result(NEVER_S)
         assert status == 200
         assert '"code": 500' in lines[-2]
         assert lines[-1] == "data: [DONE]"
-        assert plain.result(5).status_code == 500
-        assert 0.6 < seconds < 1.6
+        assert plain.result(NEVER_S).status_code == 500
+        assert 0.6 < seconds < STALL_S
 
 
 def test_a_fatal_request_fails_everything_and_ends_the_process():
@@ -128,12 +130,12 @@ def test_a_fatal_request_fails_everything_and_ends_the_process():
     ):
         started = threading.Event()
         streamed = pool.submit(_stream, engine, started)
-        assert started.wait(5)
+        assert started.wait(NEVER_S)
         answer = engine.chat(max_tokens=1, kv_transfer_params={"do_remote_prefill": True})
         assert answer.status_code == 500
         assert answer.json()["error"]["message"].startswith("EngineCore encountered an issue")
-        assert '"code": 500' in streamed.result(5)[1][-2]
-        engine.process.wait(timeout=3)
+        assert '"code": 500' in streamed.result(NEVER_S)[1][-2]
+        engine.process.wait(timeout=NEVER_S)
         assert engine.process.returncode == 1
 
 
@@ -146,23 +148,29 @@ def test_a_client_that_leaves_is_forgotten_at_once_and_in_no_counter():
                 head = "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
                 client.sendall(f"{head}content-length: {len(content)}\r\n\r\n".encode() + content)
                 engine.eventually("vllm:num_requests_running", 1)
-            engine.eventually("vllm:num_requests_running", 0, timeout_s=0.3)  # a scrape takes time too
+            engine.eventually("vllm:num_requests_running", 0)
             assert engine.metric("vllm:kv_cache_usage_perc") == 0
         assert engine.metric("vllm:request_success_total") == 0
 
 
 def test_an_idle_connection_is_closed_after_the_keep_alive_time():
-    with (
-        running(VLLM_HTTP_TIMEOUT_KEEP_ALIVE="0.5") as engine,
-        socket.create_connection(("127.0.0.1", engine.port)) as client,
-    ):
+    """By default that is 5 s. The quickest of three, since the machine may stand still during one."""
+    with running(VLLM_HTTP_TIMEOUT_KEEP_ALIVE="0.5") as engine:
+        took_s = [_idle_s(engine)]
+        while min(took_s) > 3 and len(took_s) < 3:
+            took_s.append(_idle_s(engine))
+        assert 0.5 <= min(took_s) < 3
+
+
+def _idle_s(engine: EngineProcess) -> float:
+    """Seconds from a connection's second request to its end."""
+    with socket.create_connection(("127.0.0.1", engine.port), timeout=NEVER_S) as client:
         for _ in range(2):
+            begun = time.monotonic()
             client.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
             assert client.recv(1000).startswith(b"HTTP/1.1 200")
-        begun = time.monotonic()
-        client.settimeout(3)
         assert client.recv(1000) == b""
-        assert 0.3 < time.monotonic() - begun < 1.0
+        return time.monotonic() - begun
 
 
 def test_a_port_that_is_taken_is_a_clear_error():
@@ -172,7 +180,7 @@ def test_a_port_that_is_taken_is_a_clear_error():
             [sys.executable, "-m", "forebay_simulator.engine", *flags],
             capture_output=True,
             text=True,
-            timeout=10,
+            timeout=NEVER_S,
             check=False,
         )
         assert ended.returncode == 1
@@ -208,7 +216,7 @@ def test_wrong_values_are_refused_with_the_flag_and_the_reason(flags, status, te
         [sys.executable, "-m", "forebay_simulator.engine", "serve", "llama-3.1-8b", *flags],
         capture_output=True,
         text=True,
-        timeout=10,
+        timeout=NEVER_S,
         check=False,
     )
     assert (ended.returncode, text in ended.stderr) == (status, True), ended.stderr
@@ -230,7 +238,7 @@ def test_a_config_json_that_makes_no_sense_is_refused_with_the_reason(tmp_path, 
         [sys.executable, "-m", "forebay_simulator.engine", "serve", str(tmp_path)],
         capture_output=True,
         text=True,
-        timeout=10,
+        timeout=NEVER_S,
         check=False,
     )
     assert (ended.returncode, text in ended.stderr, "Traceback" in ended.stderr) == (1, True, False), ended.stderr

@@ -9,6 +9,8 @@ import time
 import openai
 import pytest
 
+from tests.support.bounds import NEVER_S
+
 from .process import EngineProcess, running
 
 
@@ -18,7 +20,7 @@ def engine():
         yield process
 
 
-def _talk(engine: EngineProcess, sent: bytes, enough: bytes = b"", timeout_s: float = 5.0) -> bytes:
+def _talk(engine: EngineProcess, sent: bytes, enough: bytes = b"", timeout_s: float = NEVER_S) -> bytes:
     """Send bytes and read until `enough` was seen or the server closes."""
     with socket.create_connection(("127.0.0.1", engine.port), timeout=timeout_s) as client:
         client.sendall(sent)
@@ -55,7 +57,7 @@ def test_a_request_may_come_in_pieces_and_chunks(engine):
     body = b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces) + b"0\r\n\r\n"
     head = b"POST /v1/completions?" + b"a=b&" * 200 + b" HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
     sent = head + b"transfer-encoding: chunked\r\nconnection: close\r\n\r\n" + body
-    with socket.create_connection(("127.0.0.1", engine.port), timeout=5) as client:
+    with socket.create_connection(("127.0.0.1", engine.port), timeout=NEVER_S) as client:
         for at in range(0, len(sent), 100):
             client.sendall(sent[at : at + 100])
             time.sleep(0.002)  # lets each piece arrive by itself
@@ -86,11 +88,9 @@ def _read_late(engine: EngineProcess, tokens: int) -> None:
     with socket.socket() as client:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         client.connect(("127.0.0.1", engine.port))
-        client.settimeout(20)
+        client.settimeout(NEVER_S)
         client.sendall(_request(body, "connection: close"))
-        engine.eventually(
-            "vllm:generation_tokens_total", tokens, timeout_s=20
-        )  # nothing is read while the answer is made
+        engine.eventually("vllm:generation_tokens_total", tokens)  # nothing is read while the answer is made
         received = b""
         while data := client.recv(1 << 20):
             received += data

@@ -12,8 +12,12 @@ import msgspec
 import pytest
 import zmq
 
+from tests.support.bounds import NEVER_S
+
 from .process import CLIENT, EngineProcess, free_port, running
 
+HANDSHAKE_S = 4.5
+"""A handshake with nobody takes longer."""
 PROMPT = "cache system model message queue " * 40
 PREFILL = {"do_remote_decode": True, "do_remote_prefill": False}
 
@@ -44,6 +48,13 @@ def _prefill(engine: EngineProcess, text: str = PROMPT) -> dict:
 
 def _decode(engine: EngineProcess, params: dict, text: str = PROMPT, **fields: object) -> httpx.Response:
     return engine.chat(text, max_tokens=12, kv_transfer_params=params, **fields)
+
+
+def _timed(engine: EngineProcess, params: dict, status: int, text: str = PROMPT) -> float:
+    """Seconds that an answer with this status takes."""
+    begun = time.monotonic()
+    assert _decode(engine, params, text).status_code == status
+    return time.monotonic() - begun
 
 
 def test_two_legs_answer_as_one_engine_does_and_every_counter_shows_it():
@@ -77,7 +88,7 @@ def test_a_streamed_prefill_says_nothing_and_holds_its_blocks_for_nothing():
         answer = prefill.chat(PROMPT, max_tokens=1, stream=True, kv_transfer_params=PREFILL)
         assert "kv_transfer_params" not in answer.text
         assert prefill.metric("vllm:kv_cache_usage_perc") > 0
-        prefill.eventually("vllm:nixl_num_kv_expired_reqs_total", 1, timeout_s=2)
+        prefill.eventually("vllm:nixl_num_kv_expired_reqs_total", 1)
         assert prefill.metric("vllm:kv_cache_usage_perc") == 0
 
 
@@ -99,7 +110,7 @@ def test_a_decode_leg_that_waits_in_the_queue_keeps_its_lease_alive():
         busy = pool.submit(decode.chat, "hold the only slot", max_tokens=400)
         decode.eventually("vllm:num_requests_running", 1)
         assert _decode(decode, params).status_code == 200
-        assert busy.result(20).json()["usage"]["completion_tokens"] == 400
+        assert busy.result(NEVER_S).json()["usage"]["completion_tokens"] == 400
         assert prefill.metric("vllm:nixl_num_kv_expired_reqs_total") == 0
         assert decode.metric("vllm:prompt_tokens_by_source_total", source="external_kv_transfer") > 0
 
@@ -112,7 +123,7 @@ def test_stale_params_are_answered_from_wrong_content_which_stays_in_the_cache()
     ):
         right = prefill.chat(PROMPT, max_tokens=12).json()["choices"][0]["message"]["content"]
         params = _prefill(prefill)
-        prefill.eventually("vllm:nixl_num_kv_expired_reqs_total", 1, timeout_s=2)
+        prefill.eventually("vllm:nixl_num_kv_expired_reqs_total", 1)
         for number in range(5):
             prefill.chat(f"other {number} " * 600, max_tokens=1)
         answer = _decode(decode, params)
@@ -122,7 +133,7 @@ def test_stale_params_are_answered_from_wrong_content_which_stays_in_the_cache()
         again = decode.chat(PROMPT, max_tokens=12).json()
         assert again["choices"][0]["message"]["content"] == wrong
         assert again["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
-        prefill.eventually("vllm:nixl_num_notifications_after_expiry_total", 1, timeout_s=2)
+        prefill.eventually("vllm:nixl_num_notifications_after_expiry_total", 1)
 
 
 def test_a_stale_fetch_leaves_what_was_cached_before_right():
@@ -134,7 +145,7 @@ def test_a_stale_fetch_leaves_what_was_cached_before_right():
         right = decode.chat(PROMPT, max_tokens=12).json()["choices"][0]["message"]["content"]
         longer = PROMPT + "and so on " * 60
         params = _prefill(prefill, longer)
-        prefill.eventually("vllm:nixl_num_kv_expired_reqs_total", 1, timeout_s=2)
+        prefill.eventually("vllm:nixl_num_kv_expired_reqs_total", 1)
         for number in range(5):
             prefill.chat(f"other {number} " * 600, max_tokens=1)
         wrong = _decode(decode, params, longer).json()
@@ -158,10 +169,10 @@ def test_a_side_channel_of_another_kind_fails_the_request_and_not_the_engine():
             "remote_host": "127.0.0.1", "remote_port": port,
         }  # fmt: skip
         answer = pool.submit(_decode, decode, params)
-        assert stranger.poll(5000)
+        assert stranger.poll(round(NEVER_S * 1000))
         identity = stranger.recv_multipart()[0]
         stranger.send_multipart([identity, b"", msgspec.msgpack.encode({"agent_metadata": b"another format"})])
-        assert answer.result(10).status_code == 500
+        assert answer.result(NEVER_S).status_code == 500
         assert decode.metric("vllm:nixl_num_failed_transfers_total") == 1
         assert decode.metric("vllm:kv_cache_usage_perc") == 0
 
@@ -178,17 +189,13 @@ def test_failures_end_as_the_policy_says(policy, status):
     """Nobody listens, wrong engine id, prefill killed after a handshake: 500, or computed anew without a word."""
     with _engine(*_flags("kv_producer")) as prefill, _engine(*_flags("kv_consumer", policy)) as decode:
         params = _prefill(prefill)
-        begun = time.monotonic()
-        assert _decode(decode, {**params, "remote_port": free_port()}).status_code == status
-        assert 4.5 < time.monotonic() - begun < 7
-        begun = time.monotonic()
+        assert _timed(decode, {**params, "remote_port": free_port()}, status) > HANDSHAKE_S
         strange = {**params, "remote_engine_id": "0000"}
-        assert _decode(decode, strange, "another " * 50).status_code == status
-        assert _decode(decode, params, PROMPT).status_code == 200
+        took_s = [_timed(decode, strange, status, "another " * 50), _timed(decode, params, 200)]
         prefill.process.send_signal(signal.SIGKILL)
         prefill.process.wait()
-        assert _decode(decode, params, "a third " * 50).status_code == status
-        assert time.monotonic() - begun < 1.5
+        took_s.append(_timed(decode, params, status, "a third " * 50))
+        assert sorted(took_s)[1] < HANDSHAKE_S, "none waits; a machine that stands still during one may make it look so"
         assert decode.metric("vllm:nixl_num_failed_transfers_total") == 3
         assert decode.metric("vllm:request_success_total", finished_reason="error") == (3 if status == 500 else 0)
         assert decode.get("/health").status_code == 200
@@ -233,7 +240,8 @@ def test_a_waiting_fetch_shows_as_deferred_and_ends_when_its_client_leaves():
                 json={"prompt": PROMPT, "kv_transfer_params": params},
                 timeout=httpx.Timeout(0.5),
             )
-        decode.eventually("vllm:num_requests_waiting", 0, timeout_s=0.5)
+        decode.eventually("vllm:num_requests_waiting", 0)
+        assert decode.metric("vllm:nixl_num_failed_transfers_total") == 0, "it has not waited for the handshake's end"
         assert decode.metric("vllm:kv_cache_usage_perc") == 0
         assert decode.get("/health").status_code == 200
 

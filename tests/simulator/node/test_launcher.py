@@ -15,6 +15,7 @@ import pytest
 from forebay_simulator.node.errors import LauncherGoneError, ProgramError
 from forebay_simulator.node.launch_protocol import Mount, Start
 from forebay_simulator.node.processes import Exit, Processes
+from tests.support.bounds import NEVER_S
 
 ENVIRONMENT = {"PATH": os.environ["PATH"], "GREETING": "hello"}
 
@@ -46,7 +47,7 @@ class Machine:
     async def run(self, script: str, **fields) -> tuple[Exit, str]:
         """How a shell ended and what it printed."""
         identifier, _ = await self.start(script, **fields)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(NEVER_S):
             ended = await self.processes.wait(identifier)
         return ended, (self.folder / f"log-{identifier}").read_text()
 
@@ -75,7 +76,7 @@ def top_folders() -> set[str]:
 
 
 def wait_gone(*process_ids: int) -> None:
-    deadline_s = time.monotonic() + 5
+    deadline_s = time.monotonic() + NEVER_S
     while any(psutil.pid_exists(number) for number in process_ids):
         assert time.monotonic() < deadline_s, f"still there: {process_ids}"
         time.sleep(0.01)
@@ -176,7 +177,7 @@ async def test_a_missing_volume_says_which(machine: Machine):
 async def test_the_end_of_the_main_process_ends_every_other(machine: Machine):
     identifier, main = await machine.start("setsid sleep 1000 & sleep 0.2; exit 7")
     children = psutil.Process(main).children(recursive=True)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(NEVER_S):
         while not children:
             children = psutil.Process(main).children(recursive=True)
             await asyncio.sleep(0.01)
@@ -190,10 +191,10 @@ async def test_signals_reach_the_main_process_as_they_would_in_a_container(machi
     await asyncio.sleep(0.1)
     for identifier in (polite, deaf):
         await machine.processes.signal(identifier, signal.SIGTERM)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(NEVER_S):
         assert await machine.processes.wait(polite) == Exit(4, None)
     await machine.processes.signal(deaf, signal.SIGKILL)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(NEVER_S):
         assert await machine.processes.wait(deaf) == Exit(None, signal.SIGKILL), "process 1 has no default for SIGTERM"
 
 

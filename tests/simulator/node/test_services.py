@@ -16,6 +16,7 @@ from forebay_simulator.node.services import (
     read_service,
     service_environment,
 )
+from tests.support.bounds import NEVER_S
 
 
 def service(name: str = "my-router", *, annotations: dict | None = None, **spec) -> dict:
@@ -123,7 +124,7 @@ async def settled() -> None:
     """Let closing connections close."""
     others = asyncio.all_tasks() - {asyncio.current_task()}
     if others:
-        await asyncio.wait(others, timeout=5)
+        await asyncio.wait(others, timeout=NEVER_S)
     await asyncio.sleep(0.01)
 
 

@@ -82,11 +82,13 @@ class Guard:
             worker.health.probe()
             self._regroup(worker)
 
-    def try_out(self, worker: Worker) -> None:
-        """A request is sent to a worker that is not sound."""
-        if worker.health.condition is not Condition.TRIAL:
+    def try_out(self, *workers: Worker) -> None:
+        """A request is sent to a worker that is not sound, or to a pair of such. Who waits must not get one of them meanwhile."""
+        begun = [worker for worker in workers if worker.health.condition is not Condition.TRIAL]
+        for worker in begun:
             worker.health.try_out()
-            self._regroup(worker)
+        if begun:
+            self._regroup(begun[0])
 
     def freeze(self, worker: Worker, detail: str) -> bool:
         """It makes no progress with anything. False when it is left in, since too few others are there."""

@@ -15,6 +15,7 @@ import zmq
 
 from forebay_simulator.engine.block_hash import BlockHasher, HashAlgorithm, TokenSequence, event_id
 from tests.simulator.engine.process import EngineProcess
+from tests.support.bounds import NEVER_S
 
 from .captured import DATA, events_of
 from .sources import BLOCK_SIZE, EVENTS, NAME, words
@@ -51,10 +52,10 @@ class Subscriber:
         self.socket.subscribe(b"")
         time.sleep(0.2)  # a subscription takes effect when the publisher has heard of it, which nobody reports
 
-    def batches(self, count: int, timeout_s: float = 10) -> list[Batch]:
+    def batches(self, count: int, timeout_s: float = NEVER_S) -> list[Batch]:
         found = []
         while len(found) < count:
-            assert self.socket.poll(timeout_s * 1000), f"{len(found)} of {count} batches came"
+            assert self.socket.poll(round(timeout_s * 1000)), f"{len(found)} of {count} batches came"
             topic, sequence, payload = self.socket.recv_multipart()
             found.append(Batch(topic.decode(), int.from_bytes(sequence, "big"), msgspec.msgpack.decode(payload)))
         return found
@@ -65,7 +66,7 @@ class Subscriber:
         dealer.send_multipart([b"", start.to_bytes(8, "big")])
         messages = []
         while not messages or messages[-1][2] != END:
-            assert dealer.poll(5000), "the replay has no end"
+            assert dealer.poll(round(NEVER_S * 1000)), "the replay has no end"
             messages.append(dealer.recv_multipart())
         dealer.close(linger=0)
         return messages

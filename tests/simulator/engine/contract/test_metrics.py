@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from tests.simulator.engine.process import free_port
+from tests.support.bounds import NEVER_S
 
 from .captured import DATA
 from .exposition import read_exposition
@@ -156,13 +157,13 @@ def test_the_queue_has_no_limit_and_gauges_tell_running_from_waiting(idle):
     body = {"model": NAME, "prompt": "hello", "max_tokens": 1500, "stream": True, "ignore_eos": True}
     with ThreadPoolExecutor(24) as pool:
         streams = [pool.submit(idle.post, "/v1/completions", body) for _ in range(24)]
-        idle.eventually("vllm:num_requests_waiting", 16, timeout_s=20)
+        idle.eventually("vllm:num_requests_waiting", 16)
         assert idle.metric("vllm:num_requests_running") == 8
         assert idle.metric("vllm:num_requests_waiting_by_reason", reason="capacity") == 16
         assert idle.get("/health").status_code == 200
         assert idle.get("/load").json() == {"server_load": 24}
         assert idle.post("/abort_requests", {}).json() == {"status": "aborted", "aborted": 24}
-        texts = [stream.result(20).text for stream in streams]
+        texts = [stream.result(NEVER_S).text for stream in streams]
         # Those that ran say so; those that waited end without a chunk, and without a reason.
         assert sum('"finish_reason":"abort"' in text for text in texts) == 8
         assert sum(text == "data: [DONE]\n\n" for text in texts) == 16
