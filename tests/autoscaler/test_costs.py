@@ -111,6 +111,25 @@ def test_all_of_the_demand_is_given_out_once_and_what_is_kept_covers_it(offers, 
     assert kept >= min(planned, could) - 1e-6, "together they suffice as far as they can"
 
 
+@given(
+    anyway=st.lists(st.sampled_from((0.0, 0.3, 1.0)), min_size=3, max_size=3),
+    planned=st.floats(0.01, 30),
+    chance=st.floats(0, 3),
+    more=st.floats(1, 3),
+)
+def test_more_demand_lets_no_pool_keep_less(anyway, planned, chance, more):
+    """What must suffice is the planned rate and a few deviations, which grow slower than it."""
+    pools = [offer("a", 1, 1, most=4, ready=2), offer("b", 2, 1, most=5, ready=5), offer("c", 3, 1, most=9, ready=1)]
+    pools = [with_anyway(one, part) for one, part in zip(pools, anyway, strict=True)]
+
+    def kept(rate: float) -> list[float]:
+        keep = rate + chance * rate**0.5
+        return [one.to_keep * keep for one in portions_of(pools, rate, headroom=0.1, keep_per_s=keep).values()]
+
+    for less, after in zip(kept(planned), kept(more * planned), strict=True):
+        assert after >= less - 1e-9
+
+
 def with_anyway(offer: Offer, part: float) -> Offer:
     """A part of the most it could have, which is there anyway as far as it is ready."""
     least = part * offer.most_per_s / 1.1
@@ -175,7 +194,7 @@ def prefill_sizes(rate_per_s: float, *, cheap: int, dear: int) -> tuple[int, int
     return sizes
 
 
-@pytest.mark.parametrize(("rate_per_s", "dear"), [(3.0, 1), (4.0, 2), (4.8, 3)])
+@pytest.mark.parametrize(("rate_per_s", "dear"), [(3.0, 2), (4.0, 3), (4.8, 3)])
 def test_prompts_that_cheap_prefill_workers_cannot_answer_in_time_are_the_dear_pools(rate_per_s, dear):
     """Two workers are busy for 0.4 each at most by the laws of the need, however much of them is idle: 2.4 requests a second."""
     assert prefill_sizes(rate_per_s, cheap=2, dear=8) == (2, dear)

@@ -294,3 +294,15 @@ def test_a_first_request_takes_no_worker_from_a_pool_by_cost(most):
         machine.look_at_anything(
             seed=seed, broken=0.0, unschedulable=False, after_s=0.5, more=1.2 if seed > 1 else 1.0, held=0.0
         )
+
+
+def test_a_pool_that_has_its_least_workers_keeps_no_fewer_where_demand_rises():
+    """What they do is asked of no other pool, so their part of the demand is the same, and a smaller share of more."""
+    pools = (
+        pool_policy(name, Role.MIXED, replicas_min=low, replicas_max=high, concurrency_max=1.0, price_per_hour=1.0)
+        for name, low, high in (("mixed0", 0, 1), ("mixed1", 3, 5))
+    )
+    machine = DecideMachine()
+    machine.begin(service_policy(*pools, scale_up_window_s=0.0, scale_down_window_s=0.0))
+    machine.start(0)
+    machine.look_at_a_load(rate_per_s=1.0, missing="", times=1, more=1.2)

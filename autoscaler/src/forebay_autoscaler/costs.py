@@ -5,7 +5,7 @@
 Where every pool of a role has a price and a rate, demand is not split as the router splits it now, but as it should:
 
     to grow for    the cheapest pool as much as its most workers can do, with the usual headroom; what is left, the next one
-    to keep for    what the cheaper pools' *ready* workers cannot do
+    to keep for    the same of the rate to keep, which has room for chance, and what the cheaper pools' *ready* workers cannot do
 
 Workers that a pool has anyway (its least number, or a schedule's) cost nothing more: what they do is asked of no other pool,
 however cheap, once they are ready.
@@ -67,7 +67,7 @@ class Portion:
     to_grow: float
     """Share to have workers for."""
     to_keep: float
-    """Share that workers must suffice for after shrinking; at least as much."""
+    """Share of the rate to keep that workers must suffice for after shrinking."""
     backlog: float
     """Share of what routers hold that it is sized for. Of pools by cost each one up to the first with room left has all of it."""
     running: float = 1.0
@@ -80,29 +80,55 @@ ALL: Final = Portion(to_grow=1.0, to_keep=1.0, backlog=1.0)
 """Of a pool that is alone in its role."""
 
 
-def portions_of(offers: Sequence[Offer], planned_per_s: float | None, *, headroom: float) -> dict[str, Portion]:
-    """Portions of several pools of one role, by name; as the router splits requests where cost cannot be told."""
+def portions_of(
+    offers: Sequence[Offer], planned_per_s: float | None, *, headroom: float, keep_per_s: float | None = None
+) -> dict[str, Portion]:
+    """Portions of several pools of one role, by name; as the router splits requests where cost cannot be told.
+
+    `keep_per_s` is what must suffice after shrinking, the planned rate where it is left out. It is filled in like that one:
+    as a share of it, a pool whose part is constant would keep fewer workers where demand rises.
+    """
     costs = [offer.cost for offer in offers]
     if any(cost is None for cost in costs) or planned_per_s is None:
         return _as_split(offers, planned_per_s or 0.0, headroom=headroom)
     planned_per_s = planned_per_s or NEARLY_NONE_PER_S  # no demand is divided as the first request would be
-    left = uncovered = planned_per_s
-    portions = {}
+    keep_per_s = max(planned_per_s, keep_per_s or 0.0)
     ordered = _by_cost(offers)
-    for place, offer in enumerate(ordered, start=1):
-        others = ordered[place:]
-        most = min(left - sum(one.anyway_per_s for one in others), offer.most_per_s / (1.0 + headroom))
-        grow = max(0.0, most) if others else left
-        # Not bounded by what it could do: as a share that would fall where demand rises beyond it.
-        keep = max(grow, uncovered - sum(one.anyway_ready_per_s for one in others))
-        to_grow, to_keep = grow / planned_per_s, keep / planned_per_s
+    grown = _grown(ordered, planned_per_s, headroom)
+    kept = _kept(ordered, keep_per_s, headroom)
+    left = planned_per_s
+    portions = {}
+    for place, (offer, grow, keep) in enumerate(zip(ordered, grown, kept, strict=True), start=1):
+        to_keep = keep / keep_per_s
         running = min(1.0, to_keep / offer.share) if offer.share > 0 else 1.0
         told = f"filled {place} of {len(ordered)} by cost, {1000 * (offer.cost or 0.0):.2g} for 1,000 requests"
         backlog = 1.0 if left > 0 else 0.0
-        portions[offer.name] = Portion(to_grow, to_keep, backlog, running, told)
+        portions[offer.name] = Portion(grow / planned_per_s, to_keep, backlog, running, told)
         left -= grow
-        uncovered = max(0.0, uncovered - offer.ready_per_s / (1.0 + headroom))
     return portions
+
+
+def _grown(ordered: Sequence[Offer], rate_per_s: float, headroom: float) -> list[float]:
+    """Requests a second that each is to have workers for: all of the rate together."""
+    left, grown = rate_per_s, []
+    for place, offer in enumerate(ordered, start=1):
+        others = ordered[place:]
+        most = min(left - sum(one.anyway_per_s for one in others), offer.most_per_s / (1.0 + headroom))
+        grown.append(max(0.0, most) if others else left)
+        left -= grown[-1]
+    return grown
+
+
+def _kept(ordered: Sequence[Offer], rate_per_s: float, headroom: float) -> list[float]:
+    """Requests a second that each is to keep workers for: as many, and what the cheaper ones' ready workers cannot do.
+
+    Not bounded by what it could do: as a share that would fall where demand rises beyond it.
+    """
+    uncovered, kept = rate_per_s, []
+    for place, (offer, grow) in enumerate(zip(ordered, _grown(ordered, rate_per_s, headroom), strict=True), start=1):
+        kept.append(max(grow, uncovered - sum(one.anyway_ready_per_s for one in ordered[place:])))
+        uncovered = max(0.0, uncovered - offer.ready_per_s / (1.0 + headroom))
+    return kept
 
 
 def _as_split(offers: Sequence[Offer], planned_per_s: float, *, headroom: float) -> dict[str, Portion]:

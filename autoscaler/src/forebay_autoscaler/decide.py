@@ -182,12 +182,13 @@ def _portions(sight: Sight, views: Sequence[View]) -> dict[str, Portion]:
         if len(peers) == 1:
             portions[peers[0].pool.name] = ALL
             continue
-        planned = None
+        planned = keep = None
         if rate is not None:
             lead_s = max(view.lead_s for view in peers)
             planned = planned_rate(sight.state.forecast, rate, tuning, now_s=now_s, lead_s=lead_s)
+            keep = rate_to_keep(rate, planned, tuning, caution=sight.state.credit.caution(sight.policy.objective))
         offers = [_offer(sight, view) for view in peers]
-        portions |= portions_of(offers, planned, headroom=tuning.headroom)
+        portions |= portions_of(offers, planned, headroom=tuning.headroom, keep_per_s=keep)
     return portions
 
 
@@ -341,8 +342,7 @@ def _demand(sight: Sight, view: View, portion: Portion) -> Demand | None:
     if rate is None:
         return demand
     planned = planned_rate(forecast, rate, tuning, now_s=now_s, lead_s=view.lead_s)
-    caution = sight.state.credit.caution(sight.policy.objective)
-    keep = rate_to_keep(rate, planned, tuning, caution=caution)
+    keep = rate_to_keep(rate, planned, tuning, caution=sight.state.credit.caution(sight.policy.objective))
     return replace(demand, planned_per_s=planned * share, keep_per_s=keep * portion.to_keep)
 
 
