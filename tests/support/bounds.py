@@ -1,7 +1,7 @@
 """Bounds of waits in tests, for machines that stall.
 
-What must not take longer has a tight bound and three tries: `quickest_of_three` runs a test again that raises `LateError`. It fails
-when all three are late, and at once for any other reason.
+What must not take longer has a tight bound and three tries: `quickest_of_three` runs a test again that raises `LateError`. It
+fails when all three are late, and at once for any other reason.
 """
 
 from collections.abc import Awaitable, Callable

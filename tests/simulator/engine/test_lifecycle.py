@@ -50,7 +50,7 @@ def test_the_port_is_closed_until_it_is_ready():
 
 
 def _refused_s() -> float:
-    """Seconds from the start of an engine, which takes 1.5 s after its imports, to the last refused connection."""
+    """Seconds from the start of an engine, which takes 1.5 s, to the last refused connection."""
     port = free_port()
     flags = ["serve", "llama-3.1-8b", "--host", "127.0.0.1", "--port", str(port)]
     environment = {**os.environ, "FOREBAY_SIM_STARTUP_S": "1.5"}
