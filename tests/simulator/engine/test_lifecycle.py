@@ -42,6 +42,15 @@ def test_a_start_costs_less_than_a_second():
 
 
 def test_the_port_is_closed_until_it_is_ready():
+    """Not only while Python imports. The longest of three, since nobody may ask while the machine stands still."""
+    refused_s = [_refused_s()]
+    while max(refused_s) < 1 and len(refused_s) < 3:
+        refused_s.append(_refused_s())
+    assert max(refused_s) >= 1
+
+
+def _refused_s() -> float:
+    """Seconds from the start of an engine, which takes 1.5 s, to the last refused connection."""
     port = free_port()
     flags = ["serve", "llama-3.1-8b", "--host", "127.0.0.1", "--port", str(port)]
     environment = {**os.environ, "FOREBAY_SIM_STARTUP_S": "1.5"}
@@ -50,16 +59,16 @@ def test_the_port_is_closed_until_it_is_ready():
         [sys.executable, "-m", "forebay_simulator.engine", *flags], env=environment, stderr=subprocess.DEVNULL
     )
     try:
-        refused = 0
+        refused_s = 0.0
         while time.monotonic() < begun + NEVER_S:
             try:
                 assert CLIENT.get(f"http://127.0.0.1:{port}/health").status_code == 200
                 break
             except httpx.ConnectError:
-                refused += 1
+                refused_s = time.monotonic() - begun
                 time.sleep(0.05)
         assert 1.5 < time.monotonic() - begun < NEVER_S
-        assert refused
+        return refused_s
     finally:
         process.kill()
         process.wait()
