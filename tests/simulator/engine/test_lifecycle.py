@@ -115,6 +115,15 @@ def test_sigterm_with_a_timeout_lets_running_requests_end_and_answers_new_ones_5
 
 
 def test_sigterm_with_a_timeout_that_is_too_short_ends_requests_with_errors():
+    """The quicker of two tries, since the machine may stand still during one."""
+    took_s = [_cut_short_s()]
+    if took_s[0] >= 1.6:
+        took_s.append(_cut_short_s())
+    assert 0.6 < min(took_s) < 1.6
+
+
+def _cut_short_s() -> float:
+    """Seconds from the signal to the end of an engine whose requests take longer than the half second they are given."""
     with running("--shutdown-timeout", "0.5") as engine, ThreadPoolExecutor() as pool:
         started = threading.Event()
         streamed = pool.submit(_stream, engine, started, max_tokens=5000)
@@ -127,7 +136,7 @@ def test_sigterm_with_a_timeout_that_is_too_short_ends_requests_with_errors():
         assert '"code": 500' in lines[-2]
         assert lines[-1] == "data: [DONE]"
         assert plain.result(NEVER_S).status_code == 500
-        assert 0.6 < seconds < STALL_S
+        return seconds
 
 
 def test_a_fatal_request_fails_everything_and_ends_the_process():
