@@ -1,7 +1,8 @@
-"""Every test, in three runs of pytest: `make test`, and with `--again` what CI runs.
+"""Every test, in four runs of pytest: `make test`, and with `--again` what CI runs.
 
-    plain      on more processes than there are cores: those that need no cluster
-    cluster    then, one after another: those on real Kubernetes programs,
+    plain      on more processes than there are cores: those that need no cluster,
+    tables     and beside them the many that put objects to an API server or render charts, and wait for nothing
+    cluster    then, one after another: the others on real Kubernetes programs,
     e2e        and beside them those that drive the whole system; neither takes a core for long
 
 Each run has a pytest cache of its own under build/test, so that none writes over what another one knows of its failures.
@@ -49,9 +50,10 @@ PLAIN = Run(
     "not cluster and not e2e and not real_engine and not bench",
     ("-q", "-n", str(PROCESSES), "--dist", "worksteal"),
 )
-CLUSTER = Run("cluster", "cluster and not e2e and not real_engine and not bench")
+TABLES = Run("tables", "cluster and tables and not bench")
+CLUSTER = Run("cluster", "cluster and not tables and not e2e and not real_engine and not bench")
 END_TO_END = Run("e2e", "e2e and not real_engine and not bench")
-TURNS = ((PLAIN,), (CLUSTER, END_TO_END))
+TURNS = ((PLAIN, TABLES), (CLUSTER, END_TO_END))
 """One turn after the other; the runs of a turn go side by side."""
 
 

@@ -16,6 +16,8 @@ from forebay_api.crds import DEFINITIONS, structural_schema
 from tests.api.manifests import FULL, ITEMS, Location, field_path, get, locations, merge, places, put
 from tests.support.api_server import ApiServer, RefusedError
 
+pytestmark = pytest.mark.tables
+
 COMPLAINTS = {
     "minimum": "should be greater than or equal to",
     "maximum": "should be less than or equal to",

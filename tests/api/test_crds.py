@@ -16,6 +16,8 @@ from forebay_localcluster.errors import CommandError
 from tests.api.manifests import FULL, MODEL, locations, places
 from tests.support.api_server import ApiServer, RefusedError
 
+pytestmark = pytest.mark.tables
+
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLES = sorted((ROOT / "deploy/samples").glob("*.yaml"))
 NODES = [(one, path, node) for one in DEFINITIONS for path, node in places(structural_schema(one.model))]

@@ -11,6 +11,8 @@ from forebay_api.modelservice import ModelService
 from tests.api.manifests import FULL, merge
 from tests.support.api_server import ApiServer, RefusedError
 
+pytestmark = pytest.mark.tables
+
 POOLS = "spec.pools[0]"
 C142 = [
     ("min above max", {"replicas": {"min": 8, "max": 2}}, f"{POOLS}.replicas.min"),

@@ -13,6 +13,8 @@ from tests.api.manifests import FULL, Location, field_path, get, locations, merg
 from tests.api.rule_examples import CHANGES, EXAMPLES, Example, example_of
 from tests.support.api_server import ApiServer, RefusedError
 
+pytestmark = pytest.mark.tables
+
 MODELS: dict[str, type[BaseModel]] = {one.kind: one.model for one in DEFINITIONS}
 
 

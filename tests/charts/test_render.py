@@ -18,7 +18,7 @@ from forebay_simulator.node import registration
 from tests.charts.helm import CHART, NAMESPACE, RELEASE, ChartError, Helm, of_component, of_kind
 from tests.charts.variants import COMPONENTS, PROMETHEUS, TEAMS, VARIANTS
 
-pytestmark = pytest.mark.cluster  # needs the helm program, though no cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.tables]  # needs the helm program, though no cluster
 POD_IP = "10.1.2.3"
 SELECTOR_KEYS = {names.NAME_LABEL, "app.kubernetes.io/instance", names.COMPONENT_LABEL}
 variants = pytest.mark.parametrize("values", VARIANTS.values(), ids=VARIANTS.keys())

@@ -15,7 +15,7 @@ from tests.support.api_server import ApiServer, RefusedError, install_crds
 from tests.support.eventually import eventually
 from tests.support.rights import USED
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.tables]
 CLUSTER_SCOPED = "acceleratorclasses"
 NOT_SERVED = "team-c"
 Right = tuple[str, str, str, str]
