@@ -135,7 +135,7 @@ def test_a_name_counts_where_more_workers_hold_the_start_than_are_listed():
     assert looked.cached["a"] == looked.guess.expected > plain.cached.get("a", 0)
     assert {uid: looked.cached[uid] for uid in uids} == {uid: plain.cached[uid] for uid in uids}
     assert set(looked.cached) == {"a", *uids}
-    assert "a" in looked.cached.deepest(4, Random(1))
+    assert "a" in looked.cached.deepest(4, Random(1), lambda _uid: True)
 
 
 def test_a_name_takes_nothing_from_what_the_content_shows():

@@ -6,12 +6,16 @@ the answer to "who holds the longest start of this prompt" one dictionary lookup
     alive = everyone;  for each block: alive &= holders[block];  a worker that drops out at block i holds i blocks
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from random import Random
+from typing import Final
 
 from forebay_router.index.content import ENDS
+
+_LOOKED_MAX: Final = 256
+"""Holders that are gone through for the deepest: where nearly all are unwanted, chance finds the others, a few requests later."""
 
 
 @dataclass(slots=True)
@@ -74,6 +78,18 @@ class Holders:
         return True
 
 
+def tokens_in(blocks: int, tokens_per_byte: float) -> int:
+    """Tokens of so many blocks, of at least one."""
+    return int(ENDS[blocks - 1] * tokens_per_byte)
+
+
+def deepest_of(cached: Mapping[str, int], count: int, rng: Random, wanted: Callable[[str], bool]) -> list[str]:
+    """So many of those wanted that hold most, the deepest first; of equal ones random ones."""
+    names = [uid for uid in cached if wanted(uid)]
+    turn = int(rng.random() * len(names))
+    return sorted(names[turn:] + names[:turn], key=cached.__getitem__, reverse=True)[:count]  # equal ones stay in turn
+
+
 class Held(Mapping[str, int]):
     """Worker -> tokens of a prompt that it holds, without listing them: of 1,000 holders that would cost more than the walk.
 
@@ -107,7 +123,7 @@ class Held(Mapping[str, int]):
                 low = middle + 1
             else:
                 high = middle
-        return int(ENDS[self._levels[low - 1][1] - 1] * self._tokens_per_byte) if low else default
+        return tokens_in(self._levels[low - 1][1], self._tokens_per_byte) if low else default
 
     def with_one(self, uid: str, tokens: int) -> "Held":
         """The same, but for one worker."""
@@ -137,22 +153,27 @@ class Held(Mapping[str, int]):
         """Workers that hold any."""
         return sum(1 for _ in self)
 
-    def deepest(self, count: int, rng: Random) -> list[str]:
-        """So many of those that hold most; of equal ones random ones."""
-        found: dict[str, None] = {}
-        names = self._slots.names
+    def deepest(self, count: int, rng: Random, wanted: Callable[[str], bool]) -> list[str]:
+        """So many of those wanted that hold most; of equal ones random ones."""
+        found: list[str] = []
+        names, others = self._slots.names, self._others
         width = max(1, len(names))
         turn = int(rng.random() * width)
         below = (1 << turn) - 1
-        seen = 0
+        seen, left = 0, _LOOKED_MAX
         for mask in reversed(self._masks):
             fresh, seen = mask ^ seen, mask  # the sets are nested
             turned = fresh >> turn | (fresh & below) << width - turn
-            for slot in islice(slots_in(turned), count):
+            for slot in islice(slots_in(turned), left):
+                left -= 1
                 name = names[(slot + turn) % width]
-                if name is not None and name not in self._others:
-                    found[name] = None
-            if len(found) >= count:
+                if name is not None and name not in others and wanted(name):
+                    found.append(name)
+                    if len(found) == count:
+                        break
+            if len(found) == count or not left:
                 break
-        most = sorted(self._others, key=self._others.__getitem__, reverse=True)[:count]
-        return [*most, *islice(found, count)]
+        if not others:
+            return found
+        found += deepest_of(others, count, rng, wanted)
+        return sorted(found, key=self.get, reverse=True)[:count]
