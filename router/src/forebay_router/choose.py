@@ -38,7 +38,7 @@ Candidates hold live loads and speeds that others change; a snapshot is their gr
 `choose` runs in one go on the loop's thread, so nothing moves under it.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from random import Random
@@ -46,7 +46,7 @@ from typing import Final
 
 from forebay_api.modelservice import Role
 from forebay_router.fitting import work_of
-from forebay_router.index.holders import Held, deepest_of
+from forebay_router.index.holders import Group, Held, deepest_of
 from forebay_router.predicting import Candidate, Demand, Prediction, join, predict, predict_decode
 from forebay_router.scoring import calmest, cheapest, relief
 from forebay_router.speed import Origin
@@ -68,6 +68,8 @@ class Snapshot:
     """Prefill and decode workers of each revision that has both."""
     decode_pools: tuple[tuple[Candidate, ...], ...] = ()
     """Decode workers of each pool: they are alike in what is known of their speed."""
+    groups: dict[tuple[Role, Role, str, int], Group] = field(default_factory=dict, compare=False)
+    """Pools that are too large to be looked at whole, made when first asked for."""
 
     @classmethod
     def of(cls, candidates: Sequence[Candidate]) -> "Snapshot":
@@ -169,7 +171,7 @@ def _alone(demand: Demand, snapshot: Snapshot, rng: Random, now_s: float, *, wit
     pool = _singles(snapshot, with_pair=with_pair)
     if not pool:
         return None
-    field = _field(pool, demand, snapshot, rng, known=with_pair)
+    field = _field(pool, demand, snapshot, rng)
     if with_pair:
         field = _holding_nobody_up(field, demand)
     chosen = cheapest(field, demand, now_s, rng, elsewhere=with_pair)
@@ -242,30 +244,21 @@ def _choose_pair(demand: Demand, snapshot: Snapshot, rng: Random, now_s: float) 
 
 
 def _field(
-    pool: Sequence[Candidate],
-    demand: Demand,
-    snapshot: Snapshot,
-    rng: Random,
-    *,
-    revision: str | None = None,
-    known: bool = False,
+    pool: Sequence[Candidate], demand: Demand, snapshot: Snapshot, rng: Random, *, revision: str = ""
 ) -> Sequence[Candidate]:
-    """All of a few workers; of many, those that hold most of the prompt and a random run.
-
-    Who holds it may be of another role, of another revision than this (None: any will do), or, where speeds must be `known`, a
-    Decode worker whose speed is a guess: none of these is in the pool.
-    """
+    """All of a few workers; of many, those that hold most of the prompt and a random run. `revision`: of one side of a pair."""
     if len(pool) <= FIELD_MAX:
         return pool
-    roles, by_uid = (pool[0].role, pool[-1].role), snapshot.by_uid
-
-    def belongs(uid: str) -> bool:
-        one = by_uid.get(uid)
-        if one is None or one.role not in roles or (revision is not None and one.revision != revision):
-            return False
-        return not known or one.role is not _DECODE or one.speed.pool.origin is not Origin.ASSUMED
-
-    some = {uid: by_uid[uid] for uid in _holders(demand.cached, rng, belongs)}
+    key = (
+        pool[0].role,
+        pool[-1].role,
+        revision,
+        len(pool),
+    )  # Decode workers join the single ones once their speed is known
+    group = snapshot.groups.get(key)
+    if group is None:
+        group = snapshot.groups[key] = Group([one.uid for one in pool])
+    some = {uid: snapshot.by_uid[uid] for uid in _holders(demand.cached, rng, group)}
     start = int(rng.random() * len(pool))
     run = pool[start : start + FIELD_MAX - _HOLDERS_MAX]
     if len(run) < FIELD_MAX - _HOLDERS_MAX:
@@ -275,8 +268,8 @@ def _field(
     return list(some.values())
 
 
-def _holders(cached: Mapping[str, int], rng: Random, belongs: Callable[[str], bool]) -> Sequence[str]:
-    """Of those that belong to the pool, some that hold most of the prompt."""
+def _holders(cached: Mapping[str, int], rng: Random, group: Group) -> Sequence[str]:
+    """Of a pool, some that hold most of the prompt. Others hold it, too: decode workers those of their pairs."""
     if isinstance(cached, Held):
-        return cached.deepest(_HOLDERS_MAX, rng, belongs)
-    return deepest_of(cached, _HOLDERS_MAX, rng, belongs) if cached else ()
+        return cached.deepest(_HOLDERS_MAX, rng, group)
+    return deepest_of(cached, _HOLDERS_MAX, rng, group) if cached else ()

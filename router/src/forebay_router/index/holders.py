@@ -6,7 +6,7 @@ the answer to "who holds the longest start of this prompt" one dictionary lookup
     alive = everyone;  for each block: alive &= holders[block];  a worker that drops out at block i holds i blocks
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from random import Random
@@ -15,7 +15,7 @@ from typing import Final
 from forebay_router.index.content import ENDS
 
 _LOOKED_MAX: Final = 256
-"""Holders that are gone through for the deepest: where nearly all are unwanted, chance finds the others, a few requests later."""
+"""Holders, of all levels together, that are gone through where another source speaks for most."""
 
 
 @dataclass(slots=True)
@@ -25,6 +25,8 @@ class Slots:
     of: dict[str, int] = field(default_factory=dict)
     names: list[str | None] = field(default_factory=list)
     _free: list[int] = field(default_factory=list)
+    changes: int = 0
+    """How often a worker got or lost one."""
 
     def take(self, uid: str) -> int:
         """The slot of a worker, a new one where it has none."""
@@ -35,6 +37,7 @@ class Slots:
                 self.names.append(None)
             self.of[uid] = slot
             self.names[slot] = uid
+            self.changes += 1
         return slot
 
     def retire(self, uid: str) -> int | None:
@@ -42,6 +45,7 @@ class Slots:
         slot = self.of.pop(uid, None)
         if slot is not None:
             self.names[slot] = None
+            self.changes += 1
         return slot
 
     def free(self, slot: int) -> None:
@@ -83,9 +87,29 @@ def tokens_in(blocks: int, tokens_per_byte: float) -> int:
     return int(ENDS[blocks - 1] * tokens_per_byte)
 
 
-def deepest_of(cached: Mapping[str, int], count: int, rng: Random, wanted: Callable[[str], bool]) -> list[str]:
-    """So many of those wanted that hold most, the deepest first; of equal ones random ones."""
-    names = [uid for uid in cached if wanted(uid)]
+class Group:
+    """Some workers, as names and as a set of slots: kept, since the holders of every prompt are looked for in it."""
+
+    __slots__ = ("_changes", "_mask", "_slots", "uids")
+
+    def __init__(self, uids: Iterable[str]) -> None:
+        self.uids = frozenset(uids)
+        self._slots: Slots | None = None
+        self._changes = 0
+        self._mask = 0
+
+    def mask(self, slots: Slots) -> int:
+        """The bits of those that have one."""
+        if slots is not self._slots or slots.changes != self._changes:
+            self._slots, self._changes = slots, slots.changes
+            self._mask = sum(1 << slot for uid, slot in slots.of.items() if uid in self.uids)
+        return self._mask
+
+
+def deepest_of(cached: Mapping[str, int], count: int, rng: Random, group: Group) -> list[str]:
+    """So many of a group that hold most, the deepest first; of equal ones random ones."""
+    uids = group.uids
+    names = [uid for uid in cached if uid in uids]
     turn = int(rng.random() * len(names))
     return sorted(names[turn:] + names[:turn], key=cached.__getitem__, reverse=True)[:count]  # equal ones stay in turn
 
@@ -153,27 +177,30 @@ class Held(Mapping[str, int]):
         """Workers that hold any."""
         return sum(1 for _ in self)
 
-    def deepest(self, count: int, rng: Random, wanted: Callable[[str], bool]) -> list[str]:
-        """So many of those wanted that hold most; of equal ones random ones."""
+    def deepest(self, count: int, rng: Random, group: Group) -> list[str]:
+        """So many of a group that hold most; of equal ones random ones.
+
+        Where another source speaks for some, the first of these is among them: a session's guess, say, which shows its worth only
+        where it is tried.
+        """
         found: list[str] = []
-        names, others = self._slots.names, self._others
+        names, others, among = self._slots.names, self._others, group.mask(self._slots)
         width = max(1, len(names))
         turn = int(rng.random() * width)
         below = (1 << turn) - 1
-        seen, left = 0, _LOOKED_MAX
+        seen, looked_at = 0, max(count, _LOOKED_MAX // len(self._masks))
         for mask in reversed(self._masks):
-            fresh, seen = mask ^ seen, mask  # the sets are nested
+            fresh, seen = (mask ^ seen) & among, mask  # the sets are nested
             turned = fresh >> turn | (fresh & below) << width - turn
-            for slot in islice(slots_in(turned), left):
-                left -= 1
+            for slot in islice(slots_in(turned), looked_at):
                 name = names[(slot + turn) % width]
-                if name is not None and name not in others and wanted(name):
+                if name is not None and name not in others:
                     found.append(name)
                     if len(found) == count:
                         break
-            if len(found) == count or not left:
+            if len(found) == count:
                 break
         if not others:
             return found
-        found += deepest_of(others, count, rng, wanted)
-        return sorted(found, key=self.get, reverse=True)[:count]
+        most = deepest_of(others, count, rng, group)
+        return [*most[:1], *sorted(found + most[1:], key=self.get, reverse=True)][:count]
