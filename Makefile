@@ -2,7 +2,8 @@
 SHELL := /bin/bash
 PY := .venv/bin/python
 .DEFAULT_GOAL := help
-# Tests and demo start hundreds of Python processes, and each would compile every module again, half a second of its start.
+# Tests and demo start hundreds of Python processes. Where the environment forbids Python to write bytecode, each would compile
+# every module again, half a second of its start.
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help

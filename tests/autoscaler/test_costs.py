@@ -75,6 +75,37 @@ def test_the_cheapest_is_filled_first_and_the_others_keep_what_it_cannot_do_yet(
     assert shares(*offers) == expected
 
 
+@pytest.mark.parametrize(
+    ("offers", "expected"),
+    [
+        ((offer("a", 2, 1), offer("b", 4, 5)), {"a": 0, "b": 1}),
+        ((offer("a", 2, 1), offer("b", 4, 5, most=3)), {"a": 1, "b": 1}),
+        # What the dear pool's own workers do is asked of it; what waits is not, while the cheap pool has room.
+        ((offer("a", 2, 1, least=5, ready=5), offer("b", 4, 5)), {"a": 0, "b": 1}),
+        ((offer("a", 2, 1), offer("b", 4, 5, most=1), offer("c", 3, 2, most=2)), {"a": 1, "b": 1, "c": 1}),
+        ((offer("a", 2, 1), offer("b", 4, 5, most=1), offer("c", 3, 2, most=9)), {"a": 0, "b": 1, "c": 1}),
+    ],
+)
+def test_what_waits_is_ordered_up_to_the_first_pool_with_room(offers, expected):
+    made = portions_of(offers, 20.0, headroom=0.0)
+    assert {name: one.backlog for name, one in made.items()} == expected
+
+
+def test_of_three_pools_the_dearest_sleeps_while_the_cheapest_has_room_beside_one_that_is_full_anyway():
+    """Its least number is its most: with headroom it could do less than it does."""
+    pools = offer("a", 1, 1, most=40), offer("b", 2, 1, most=10, ready=10, least=10), offer("c", 3, 1)
+    made = portions_of(pools, 20.0, headroom=0.1)
+    assert {name: round(one.to_grow, 3) for name, one in made.items()} == {"a": 0.5, "b": 0.5, "c": 0}
+
+
+def test_without_prices_too_what_is_kept_is_of_the_rate_to_keep():
+    """At ten a second the first pool has just all that it can do; the room for chance is the other one's."""
+    pools = offer("a", None, 1, share=1.0, most=10), offer("b", None, 1, share=0.0)
+    made = portions_of(pools, 10.0, headroom=0.0, keep_per_s=12.0)
+    assert made["b"].to_grow == 0
+    assert made["b"].to_keep * 12.0 == pytest.approx(2.0)
+
+
 def test_without_knowledge_of_demand_cost_decides_nothing():
     offers = offer("a", 2, 1, share=0.2), offer("b", 1, 5, share=0.8)
     assert shares(*offers, planned=None) == {"a": (0.2, 0.2), "b": (0.8, 0.8)}
@@ -97,18 +128,21 @@ def test_without_knowledge_of_demand_cost_decides_nothing():
     ),
     anyway=st.lists(st.sampled_from((0.0, 0.0, 0.3, 1.0)), min_size=5, max_size=5),
     planned=st.floats(0.01, 1000),
+    chance=st.floats(0, 1),
 )
-def test_all_of_the_demand_is_given_out_once_and_what_is_kept_covers_it(offers, anyway, planned):
+def test_all_of_the_demand_is_given_out_once_and_what_is_kept_covers_it(offers, anyway, planned, chance):
     offers = [with_anyway(offer, part) for offer, part in zip(offers, anyway, strict=False)]
-    made = portions_of(offers, planned, headroom=0.1)
+    keep = planned * (1 + chance)
+    made = portions_of(offers, planned, headroom=0.1, keep_per_s=keep)
     assert sum(one.to_grow for one in made.values()) == pytest.approx(1.0)
     for one in made.values():
-        assert 0 <= one.to_grow <= one.to_keep + 1e-12
+        assert 0 <= one.to_grow <= 1 + 1e-9
+        assert one.to_grow * planned <= one.to_keep * keep + 1e-9
         assert one.to_keep <= 1 + 1e-9
         assert 0 <= one.running <= 1
-    kept = sum(min(one.to_keep * planned, offer.most_per_s) for offer, one in zip_by(offers, made))
+    kept = sum(min(one.to_keep * keep, offer.most_per_s) for offer, one in zip_by(offers, made))
     could = sum(offer.most_per_s for offer in offers) / 1.1
-    assert kept >= min(planned, could) - 1e-6, "together they suffice as far as they can"
+    assert kept >= min(keep, could) - 1e-6, "together they suffice as far as they can"
 
 
 @given(
@@ -132,8 +166,8 @@ def test_more_demand_lets_no_pool_keep_less(anyway, planned, chance, more):
 
 def with_anyway(offer: Offer, part: float) -> Offer:
     """A part of the most it could have, which is there anyway as far as it is ready."""
-    least = part * offer.most_per_s / 1.1
-    return replace(offer, anyway_per_s=least, anyway_ready_per_s=min(least, offer.ready_per_s))
+    least = part * offer.most_per_s
+    return replace(offer, least_per_s=least, least_ready_per_s=min(least, offer.ready_per_s))
 
 
 @given(
@@ -260,6 +294,7 @@ class Fleet:
     service_s: dict[str, float]
     wanted: dict[str, int]
     never_ready: frozenset[str] = frozenset()
+    unschedulable: frozenset[str] = frozenset()
     now_s: float = 0.0
     state: ServiceState = field(default_factory=ServiceState)
     starting: list[tuple[float, str]] = field(default_factory=list)
@@ -291,7 +326,8 @@ class Fleet:
             running = min(own * self.service_s[pool.name], self.ready[pool.name] * SLOTS)
             numbers = {"running": running, "running_mean": running, "finished_per_s": min(own, could[pool.name])}
             numbers |= {"service_time_s": self.service_s[pool.name]} if own else {}
-            counts = PoolCounts(self.wanted[pool.name], self.ready[pool.name])
+            waits = pool.name in self.unschedulable
+            counts = PoolCounts(self.wanted[pool.name], self.ready[pool.name], unschedulable=waits)
             seen.append(PoolObservation(pool.name, counts, engine_readings(**numbers)))
         service = {f"{name}_per_s": rate for name in ("arrived", "burst", "latest", "ttft", "ttft_within", "tpot")}
         signals = readings(self.policy, **service, tpot_within_per_s=rate, scrapes=3)
@@ -391,6 +427,16 @@ def test_workers_that_a_schedule_keeps_are_there_anyway_while_it_lasts():
     made.run(2400)
     assert made.sizes[-1] == (0, 6), "and take over again before the others go"
     assert made.short_s == 0
+
+
+def test_workers_that_the_spec_keeps_and_no_node_takes_are_not_counted_on():
+    """Five big workers do most of 20 req/s, until their nodes are gone; the small pool grows for all of it at once."""
+    made = fleet(lambda _: 20.0, wanted=(5, 1), least=(5, 0)).run(600)
+    assert made.sizes[-1] == (5, 0)
+    made.ready["big"] = 0
+    made.unschedulable = frozenset({"big"})
+    made.run(10)
+    assert made.sizes[-1] == (5, 6), "as many as it may have"
 
 
 def test_a_rise_is_ordered_from_one_pool():

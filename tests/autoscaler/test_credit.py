@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay_api.objective import Objective
-from forebay_autoscaler.credit import AIM, DEBT_MAX_S, FACTOR_MAX, PATIENCE_DELAYS, PATIENCE_MIN_S, Credit
+from forebay_autoscaler.credit import AIM, DEBT_MAX_S, FACTOR_MAX, PATIENCE_DELAYS, PATIENCE_S, Credit
 from forebay_autoscaler.demand import rate_to_keep
 from forebay_autoscaler.learn import Learnt
 from forebay_autoscaler.policy import Tuning
@@ -45,15 +45,15 @@ def test_nothing_known_plans_for_what_the_objective_allows():
 def test_misses_that_are_saved_let_more_be_planned_for_up_to_a_bound():
     proven = after(Credit(), DEBT_MAX_S / AIM, missed=0.0)
     assert planned_share(proven) == pytest.approx(0.05), "nothing is let go before the target was met for some minutes"
-    later = after(proven, PATIENCE_MIN_S, missed=0.0)
-    assert later.saved_s == pytest.approx(AIM * PATIENCE_MIN_S, rel=0.04)
+    later = after(proven, PATIENCE_S, missed=0.0)
+    assert later.saved_s == pytest.approx(AIM * PATIENCE_S, rel=0.04)
     assert planned_share(later) == pytest.approx(0.05 * math.exp(AIM), rel=0.04)
     assert planned_share(after(Credit(), 86_400.0, missed=0.0)) == pytest.approx(0.05 * FACTOR_MAX)
 
 
 def test_the_first_requests_after_a_silent_day_save_no_more_than_their_minutes():
     """Its mean is next to nothing, of which one request is many times all that is allowed."""
-    silent = after(Credit().paced(300.0), 86_400.0, missed=0.0, rate_per_s=0.0)
+    silent = after(Credit(), 86_400.0, missed=0.0, rate_per_s=0.0)
     for rate_per_s in (1 / 60, 50.0):
         begun = after(silent, 240.0, missed=0.0, rate_per_s=rate_per_s)
         assert begun.planned(OBJECTIVE) == OBJECTIVE
@@ -78,10 +78,11 @@ def test_as_many_are_missed_in_the_end_as_are_aimed_at_whatever_the_laws_are_wro
 
 @pytest.mark.parametrize("delay_s", [0.0, 60.0, 120.0, 300.0, 900.0])
 def test_it_comes_to_rest_without_overshooting_however_late_it_sees_what_it_did(delay_s):
+    delay_s += 60.0  # verdicts are of a rate window
     credit, planned = Credit().paced(delay_s), []
-    for number in range(1200):  # five hours; verdicts are of a rate window
+    for number in range(1200):  # five hours
         planned.append(planned_share(credit))
-        seen = planned[max(0, number - int((delay_s + 60.0) / 15.0))]
+        seen = planned[max(0, number - int(delay_s / 15.0))]
         at_s = number * 15.0
         credit = credit.take(10 - 4 * seen, 4 * seen, target=OBJECTIVE.target, now_s=at_s, longest_s=60.0)
     rest = AIM * 0.05 / 0.4
@@ -89,13 +90,18 @@ def test_it_comes_to_rest_without_overshooting_however_late_it_sees_what_it_did(
     assert max(planned) < 1.1 * rest
 
 
-def test_a_longer_delay_makes_it_more_patient_and_what_was_saved_worth_less():
-    quick, slow = Credit(saved_s=300.0).paced(10.0), Credit(saved_s=300.0).paced(300.0)
-    assert (quick.patience_s, slow.patience_s) == (PATIENCE_MIN_S, 300.0 * PATIENCE_DELAYS)
-    assert 0.05 < planned_share(slow) < planned_share(quick)
-    assert planned_share(Credit(saved_s=9000.0).paced(10.0)) == pytest.approx(0.05 * FACTOR_MAX), (
-        "more is never planned for"
-    )
+def test_a_longer_delay_makes_it_more_patient_and_what_was_saved_before_is_worth_as_much():
+    credit = Credit(saved_s=450.0)
+    quick, slow = credit.paced(60.0), credit.paced(900.0)
+    assert (quick.patience_s, slow.patience_s) == (60.0 * PATIENCE_DELAYS, 900.0 * PATIENCE_DELAYS)
+    assert planned_share(quick) == pytest.approx(planned_share(credit))
+    assert planned_share(slow) == pytest.approx(planned_share(credit))
+    assert planned_share(after(quick, 120.0, missed=0.0)) > planned_share(after(slow, 120.0, missed=0.0)) > 0.05
+    assert Credit(saved_s=-200.0).paced(900.0).saved_s == -200.0, "a debt is minutes, however patient it is"
+
+
+def test_more_than_the_bound_is_never_planned_for_whatever_was_saved():
+    assert planned_share(Credit(saved_s=1e9)) == pytest.approx(0.05 * FACTOR_MAX)
 
 
 @given(
@@ -129,6 +135,20 @@ def asked(good_per_s: float) -> Script:
     script = Script(service_policy(pool_policy(concurrency_max=2, replicas_max=20), objective=OBJECTIVE), wanted=12)
     script.go(1800, 10.0, every_s=10.0, good_lately_per_s=good_per_s)
     return script
+
+
+@pytest.mark.parametrize(("startup_s", "window_s", "delay_s"), [(120.0, 400.0, 460.0), (500.0, 400.0, 560.0)])
+def test_it_is_as_patient_as_workers_take_to_start_or_to_go_and_the_rate_to_be_known(startup_s, window_s, delay_s):
+    policy = service_policy(pool_policy(), tuning=Tuning(startup_s=startup_s), scale_down_window_s=window_s)
+    script = Script(policy, wanted=1)
+    script.go(60, 1.0, every_s=10.0)
+    assert script.state.credit.patience_s == pytest.approx(PATIENCE_DELAYS * delay_s)
+
+
+def test_a_service_that_saves_misses_keeps_fewer_against_chance():
+    demands = [script.last.pools[0].demand for script in (asked(10.0), asked(0.0)) if script.last]
+    proven, unproven = (demand.keep_per_s - demand.planned_per_s for demand in demands if demand)
+    assert 0.0 < proven < unproven
 
 
 def test_a_service_that_saves_misses_gets_by_with_fewer_workers_and_says_for_which_target():
@@ -166,5 +186,5 @@ def test_a_target_to_plan_for_is_one_and_asks_for_no_more_than_is_promised(looks
     for good, bad, passed_s in looks:
         now_s += passed_s
         credit = credit.take(good, bad, target=target, now_s=now_s, longest_s=60.0)
-        assert -DEBT_MAX_S <= credit.saved_s <= PATIENCE_MIN_S * math.log(FACTOR_MAX) + 1e-6
+        assert -DEBT_MAX_S <= credit.saved_s <= PATIENCE_S * math.log(FACTOR_MAX) + 1e-6
         assert 0 < credit.planned(objective).target <= target

@@ -51,6 +51,14 @@ def test_the_limit_that_binds_is_named(changes: dict, limit: Limit):
     assert plan(**changes).workers[0].limit is limit
 
 
+@pytest.mark.parametrize(
+    ("accelerator", "sequences"), [("h100-sxm", 1024), ("mi300x", 1024), ("a100-80gb", 256), ("l40s", 256)]
+)
+def test_the_engines_limit_is_what_vllm_takes_on_the_accelerator_unless_given(accelerator: str, sequences: int):
+    assert Serving().sequences_of_lane(accelerator_of(accelerator)) == sequences
+    assert Serving(max_sequences=8).sequences_of_lane(accelerator_of(accelerator)) == 8
+
+
 def test_every_option_meets_the_objective_and_the_cheapest_comes_first():
     made = plan()
     assert not made.refusals

@@ -7,14 +7,20 @@ import pytest
 
 from tests.router.harness import ask, chat, check_back_pressure, request_bytes, routed, routed_pairs, until
 from tests.router.scripted import MODEL, Flood, chat_chunk, completion, hello, workers
-from tests.support.bounds import STALL_S
+from tests.support.bounds import STALL_S, in_time, quickest_of_three
 
 FORM = (
     b'--XX\r\nContent-Disposition: form-data; name="model"\r\n\r\nm\r\n'
     b'--XX\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\nabc\r\n--XX--\r\n'
 )
-ABORT_BOUND_S = STALL_S
-"""Workers that are not told to stop go on for three times as long."""
+ABORT_BOUND_S = 2.0
+
+
+async def at_once(condition, what: str) -> None:
+    """A client has just left. Workers that are not told to stop go on for longer than is waited here."""
+    left_s = time.monotonic()
+    await until(condition, what, bound_s=STALL_S)
+    in_time(time.monotonic() - left_s, ABORT_BOUND_S)
 
 
 async def hang(_asked, _wire):
@@ -28,6 +34,7 @@ async def drip(_asked, wire):
         await asyncio.sleep(0.02)
 
 
+@quickest_of_three
 async def test_plain_request_is_cancelled_at_the_worker_when_its_client_leaves():
     """C001: counted as abandoned, neither good nor a worker's fault; the in-flight gauge is back at zero."""
     async with workers(hang) as [worker], routed(worker) as router:
@@ -35,22 +42,24 @@ async def test_plain_request_is_cancelled_at_the_worker_when_its_client_leaves()
         await client.send(request_bytes(chat(max_tokens=4096)))
         await until(lambda: worker.asked, "the worker was asked")
         client.leave()
-        await until(lambda: worker.asked[0].aborted, "the worker sees its connection closed", bound_s=ABORT_BOUND_S)
+        await at_once(lambda: worker.asked[0].aborted, "the worker sees its connection closed")
         await router.no_lease_is_left()
         assert router.verdicts() == {"good": 0, "bad": 0, "abandoned": 1}
         assert not any(router.stats.failures.values())
         assert router.stats.responses[499] == 1
 
 
+@quickest_of_three
 async def test_polite_close_counts_as_leaving():
     async with workers(hang) as [worker], routed(worker) as router:
         client = await router.connect()
         await client.send(request_bytes(chat()))
         await until(lambda: worker.asked, "the worker was asked")
         await client.close()
-        await until(lambda: worker.asked[0].aborted, "the worker sees its connection closed", bound_s=ABORT_BOUND_S)
+        await at_once(lambda: worker.asked[0].aborted, "the worker sees its connection closed")
 
 
+@quickest_of_three
 async def test_twenty_streams_are_cancelled_when_their_clients_leave():
     """C002: 20 aborts, no completion, and no connection to the worker is left busy."""
     async with workers(drip) as [worker], routed(worker) as router:
@@ -63,7 +72,7 @@ async def test_twenty_streams_are_cancelled_when_their_clients_leave():
                 await client.read_chunk()
         for client in clients:
             client.leave()
-        await until(lambda: sum(asked.aborted for asked in worker.asked) == 20, "20 aborts", bound_s=ABORT_BOUND_S)
+        await at_once(lambda: sum(asked.aborted for asked in worker.asked) == 20, "20 aborts")
         await until(lambda: len(worker.connections) <= 2, "connections are closed")
         await router.no_lease_is_left()
         assert router.verdicts() == {"good": 0, "bad": 0, "abandoned": 20}
@@ -80,6 +89,7 @@ async def test_twenty_streams_are_cancelled_when_their_clients_leave():
         ("/v1/audio/transcriptions", FORM, {"Content-Type": "multipart/form-data; boundary=XX"}),
     ],
 )
+@quickest_of_three
 async def test_every_path_cancels(path, body, headers):
     """C004: the same abort on every forwarded path."""
     async with workers(drip) as [worker], routed(worker) as router:
@@ -87,20 +97,22 @@ async def test_every_path_cancels(path, body, headers):
         await client.send(request_bytes(body, path, headers))
         await client.read_head()
         client.leave()
-        await until(lambda: worker.asked[0].aborted, "the worker sees its connection closed", bound_s=ABORT_BOUND_S)
+        await at_once(lambda: worker.asked[0].aborted, "the worker sees its connection closed")
 
 
+@quickest_of_three
 async def test_client_that_leaves_during_the_prefill_leg_cancels_it():
     async with workers(hang) as prefill, workers(hello) as decode, routed_pairs(prefill, decode) as router:
         client = await router.connect()
         await client.send(request_bytes(chat(stream=True)))
         await until(lambda: prefill[0].asked, "the prefill worker was asked")
         client.leave()
-        await until(lambda: prefill[0].asked[0].aborted, "the prefill leg is cancelled", bound_s=ABORT_BOUND_S)
+        await at_once(lambda: prefill[0].asked[0].aborted, "the prefill leg is cancelled")
         await router.no_lease_is_left()
         assert decode[0].asked == []
 
 
+@quickest_of_three
 async def test_client_that_leaves_during_the_decode_leg_cancels_it():
     async def prefill_script(_asked, wire):
         await wire.json(completion("x", kv_transfer_params={"do_remote_prefill": True, "remote_engine_id": "e"}))
@@ -110,9 +122,10 @@ async def test_client_that_leaves_during_the_decode_leg_cancels_it():
         await client.send(request_bytes(chat(stream=True)))
         await client.read_head()
         client.leave()
-        await until(lambda: decode[0].asked[0].aborted, "the decode leg is cancelled", bound_s=ABORT_BOUND_S)
+        await at_once(lambda: decode[0].asked[0].aborted, "the decode leg is cancelled")
 
 
+@quickest_of_three
 async def test_client_that_leaves_while_held_is_forgotten():
     async with workers(hello) as [worker], routed(worker) as router:
         await worker.stop()
@@ -121,7 +134,7 @@ async def test_client_that_leaves_while_held_is_forgotten():
         await client.send(request_bytes(chat()))
         await until(lambda: router.stats.pending == 1, "the request is held")
         client.leave()
-        await until(lambda: router.stats.pending == 0, "the request is forgotten", bound_s=ABORT_BOUND_S)
+        await at_once(lambda: router.stats.pending == 0, "the request is forgotten")
         await router.no_lease_is_left()
 
 

@@ -9,7 +9,7 @@ import pytest
 from forebay_router.table import WorkerState
 from tests.router.harness import ask, chat, request_bytes, routed, running, until
 from tests.router.scripted import ScriptedWorker, completion, hello, workers
-from tests.support.bounds import STALL_S
+from tests.support.bounds import in_time, quickest_of_three
 
 
 async def test_unknown_model_is_404():
@@ -58,6 +58,7 @@ async def test_request_is_held_until_a_worker_is_ready():
         assert [reply.status for reply in await asyncio.gather(*asking)] == [200] * 20
 
 
+@quickest_of_three
 async def test_held_request_ends_with_503_and_retry_after():
     """C055, C062: an OpenAI-shaped 503 that says that no worker is ready; never an open-ended hang."""
     async with workers(hello) as [worker], routed(worker, flags=("--hold-timeout", "300ms")) as router:
@@ -65,7 +66,7 @@ async def test_held_request_ends_with_503_and_retry_after():
         await until(lambda: not router.table.workers, "the worker is away")
         started_s = time.monotonic()
         reply = await ask(router, chat(stream=True))
-        assert time.monotonic() - started_s < STALL_S, "without a limit of its own it would be three times as long"
+        in_time(time.monotonic() - started_s, 2)
         assert (reply.status, reply.json["error"]["code"]) == (503, "no_ready_worker")
         assert int(reply.headers["retry-after"]) >= 1
         assert (router.verdicts()["bad"], router.stats.failures["no_worker"]) == (1, 1)

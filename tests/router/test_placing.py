@@ -78,6 +78,22 @@ def test_trial_of_a_worker_that_was_never_asked_is_made_again(reason):
     assert decoder.health.sound
 
 
+def test_request_counts_as_one_arrival_however_often_it_is_placed():
+    placing, tried = split("d1", "d2"), Tried()
+    body = b'{"model":"m","prompt":"%b"}' % (b"x" * 4000)
+    parsed = parse_request(ENDPOINTS[b"/v1/completions"], {}, body)
+    first = place_of(placing, parsed=parsed)
+    assert first is not None
+    first.broke(first.lease.worker, WorkerFailure(FailureReason.CONNECT, "refused"))
+    first.release()
+    tried.note(first.lease.worker.spec.uid, FailureReason.CONNECT, lost=False, now_s=time.monotonic())
+    again = place_of(placing, tried, parsed)
+    assert again is not None
+    again.release()
+    (known,) = placing.index.services.values()
+    assert len(known.common.recent) == 1
+
+
 def test_place_that_is_given_back_unused_ends_both_trials():
     """Its client left before it could be told."""
     placing = split("p1", "d1")

@@ -231,8 +231,9 @@ async def test_workers_that_let_connections_wait_get_no_request_when_its_time_is
 
 
 @pytest.mark.parametrize("fails", [reset, silent])
-async def test_worker_that_comes_back_under_the_same_uid_is_the_next(fails):
-    """A container that is restarted leaves its pod, and the pod's uid, what they were."""
+async def test_worker_that_comes_back_under_the_same_uid_is_the_next(fails, monkeypatch):
+    """A container that is restarted leaves its pod, and the pod's uid, what they were. Its rest alone would take an hour."""
+    monkeypatch.setitem(RESTS, Cause.FAILING, Rest(3600, 3600))
     flags = (*UNNOTICED, "--first-byte-timeout", "300ms")
     async with workers(FailsAtFirst(fails)) as [worker], routed(worker, flags=flags) as router:
         (uid,) = router.table.workers

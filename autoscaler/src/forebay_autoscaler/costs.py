@@ -7,8 +7,8 @@ Where every pool of a role has a price and a rate, demand is not split as the ro
     to grow for    the cheapest pool as much as its most workers can do, with the usual headroom; what is left, the next one
     to keep for    the same of the rate to keep, which has room for chance, and what the cheaper pools' *ready* workers cannot do
 
-Workers that a pool has anyway (its least number, or a schedule's) cost nothing more: what they do is asked of no other pool,
-however cheap, once they are ready.
+Workers that a pool has anyway (its least number, or a schedule's) cost nothing more: for what they do no other pool grows,
+however cheap, and no other one keeps workers once they are ready.
 
 So an expensive pool goes only when cheaper workers are there to take over, and a rise is ordered from one pool, not from two.
 Elsewhere demand is split as the router splits it, and only what a pool's most workers cannot do is the others'.
@@ -47,9 +47,9 @@ class Offer:
     """Requests a second that the most workers it could have carry."""
     ready_per_s: float
     """The same of those that are ready. One worker's times their number only where they do not share what they keep free."""
-    anyway_per_s: float = 0.0
+    least_per_s: float = 0.0
     """Requests a second for which the workers suffice, margin included, that it has anyway."""
-    anyway_ready_per_s: float = 0.0
+    least_ready_per_s: float = 0.0
     """The same of those that are ready."""
 
     @property
@@ -90,21 +90,20 @@ def portions_of(
     """
     costs = [offer.cost for offer in offers]
     if any(cost is None for cost in costs) or planned_per_s is None:
-        return _as_split(offers, planned_per_s or 0.0, headroom=headroom)
+        return _as_split(offers, planned_per_s or 0.0, keep_per_s or 0.0, headroom=headroom)
     planned_per_s = planned_per_s or NEARLY_NONE_PER_S  # no demand is divided as the first request would be
     keep_per_s = max(planned_per_s, keep_per_s or 0.0)
     ordered = _by_cost(offers)
     grown = _grown(ordered, planned_per_s, headroom)
     kept = _kept(ordered, keep_per_s, headroom)
-    left = planned_per_s
+    full = True
     portions = {}
     for place, (offer, grow, keep) in enumerate(zip(ordered, grown, kept, strict=True), start=1):
         to_keep = keep / keep_per_s
         running = min(1.0, to_keep / offer.share) if offer.share > 0 else 1.0
         told = f"filled {place} of {len(ordered)} by cost, {1000 * (offer.cost or 0.0):.2g} for 1,000 requests"
-        backlog = 1.0 if left > 0 else 0.0
-        portions[offer.name] = Portion(grow / planned_per_s, to_keep, backlog, running, told)
-        left -= grow
+        portions[offer.name] = Portion(grow / planned_per_s, to_keep, 1.0 if full else 0.0, running, told)
+        full = full and grow >= _full_per_s(offer, headroom)
     return portions
 
 
@@ -113,10 +112,15 @@ def _grown(ordered: Sequence[Offer], rate_per_s: float, headroom: float) -> list
     left, grown = rate_per_s, []
     for place, offer in enumerate(ordered, start=1):
         others = ordered[place:]
-        most = min(left - sum(one.anyway_per_s for one in others), offer.most_per_s / (1.0 + headroom))
+        most = min(left - sum(one.least_per_s for one in others), _full_per_s(offer, headroom))
         grown.append(max(0.0, most) if others else left)
         left -= grown[-1]
     return grown
+
+
+def _full_per_s(offer: Offer, headroom: float) -> float:
+    """Requests a second beyond which others are asked: what its most workers do with headroom, or what its least suffice for."""
+    return max(offer.most_per_s / (1.0 + headroom), offer.least_per_s)
 
 
 def _kept(ordered: Sequence[Offer], rate_per_s: float, headroom: float) -> list[float]:
@@ -126,25 +130,33 @@ def _kept(ordered: Sequence[Offer], rate_per_s: float, headroom: float) -> list[
     """
     uncovered, kept = rate_per_s, []
     for place, (offer, grow) in enumerate(zip(ordered, _grown(ordered, rate_per_s, headroom), strict=True), start=1):
-        kept.append(max(grow, uncovered - sum(one.anyway_ready_per_s for one in ordered[place:])))
+        kept.append(max(grow, uncovered - sum(one.least_ready_per_s for one in ordered[place:])))
         uncovered = max(0.0, uncovered - offer.ready_per_s / (1.0 + headroom))
     return kept
 
 
-def _as_split(offers: Sequence[Offer], planned_per_s: float, *, headroom: float) -> dict[str, Portion]:
-    """As the router splits requests; what a pool's most workers cannot do is the others', in the order of the spec.
+def _as_split(
+    offers: Sequence[Offer], planned_per_s: float, keep_per_s: float, *, headroom: float
+) -> dict[str, Portion]:
+    """As the router splits requests; what a pool's most workers cannot do is the others', in the order of the spec."""
+    grow = _split(offers, planned_per_s, headroom)
+    keep = _split(offers, max(planned_per_s, keep_per_s), headroom)
+    return {
+        offer.name: Portion(to_grow, to_keep, to_grow)
+        for offer, to_grow, to_keep in zip(offers, grow, keep, strict=True)
+    }
 
-    A pool without a worker is sent nothing, so its share alone would never order the first one.
-    """
-    room = {offer.name: _most_per_s(offer) / (1.0 + headroom) - offer.share * planned_per_s for offer in offers}
-    left = sum(max(0.0, -one) for one in room.values())
-    portions = {}
-    for offer in offers:
-        more = min(left, max(0.0, room[offer.name]))
-        share = offer.share + (more / planned_per_s if more else 0.0)
-        portions[offer.name] = Portion(share, share, share)
+
+def _split(offers: Sequence[Offer], rate_per_s: float, headroom: float) -> list[float]:
+    """Shares of a rate. A pool without a worker is sent nothing, so its share alone would never order the first one."""
+    rooms = [_most_per_s(offer) / (1.0 + headroom) - offer.share * rate_per_s for offer in offers]
+    left = sum(max(0.0, -one) for one in rooms)
+    shares = []
+    for offer, room in zip(offers, rooms, strict=True):
+        more = min(left, max(0.0, room))
+        shares.append(offer.share + (more / rate_per_s if more else 0.0))
         left -= more
-    return portions
+    return shares
 
 
 def _most_per_s(offer: Offer) -> float:

@@ -12,8 +12,8 @@ mean, with fewer.
 
 How patient it has to be follows from how late it sees what it did. Near its end the logarithm x of the share by which it is
 off is x' = -AIM x(t - T) / patience, where T is the delay: a worker that is let go stays for the shrink window, one that is
-ordered takes a start-up time, and verdicts are of a rate window. That comes to rest for AIM T / patience < pi / 2, and hardly
-overshoots below 1 / e. With `PATIENCE_DELAYS` times the longer of the two, at least `PATIENCE_MIN_S`, it is 0.3 to 0.4.
+ordered takes a start-up time, and in either case verdicts are of a rate window. That comes to rest for AIM T / patience < pi / 2,
+and does not overshoot up to 1 / e = 0.37. With `PATIENCE_DELAYS` times T it is 0.32.
 
 What was missed beyond the allowed is debt, which is worked off first; a service begins with it, so that
 nothing is let go before the target was met for some minutes. They are minutes even where a day of silence made the mean tiny:
@@ -23,25 +23,23 @@ announced is not cured by a margin. Nothing changes while the verdicts are unkno
 
 import math
 from dataclasses import dataclass, replace
-from statistics import NormalDist
 from typing import Final
 
 from forebay_api.objective import Objective
+from forebay_autoscaler.chance import quantile
 
 AIM: Final = 0.8
 """Share of the allowed misses that is aimed at."""
-PATIENCE_DELAYS: Final = 3.0
+PATIENCE_DELAYS: Final = 2.5
 """Delays of saved misses that let e times as many be planned for."""
-PATIENCE_MIN_S: Final = 300.0
-"""And at least so many seconds of them: verdicts are late by a rate window, whatever workers take."""
+PATIENCE_S: Final = 900.0
+"""That many by default: a shrink window of five minutes and a rate window of one."""
 FACTOR_MAX: Final = 4.0
 """Most that are planned for, in allowed misses."""
 SHARE_MAX: Final = 0.5
 """And of all requests, unless more are allowed."""
 DEBT_MAX_S: Final = 300.0
 """Most that has to be worked off: what went wrong long ago says nothing of now."""
-TARGET_MOST: Final = 0.9999
-"""Beyond it chance has no bound."""
 MEMORY_S: Final = 86_400.0
 """Time over which the mean rate is taken: a day, as nights and days make one."""
 
@@ -58,12 +56,14 @@ class Credit:
     """Time that it is a mean of."""
     at_s: float | None = None
     """When verdicts were last known."""
-    patience_s: float = PATIENCE_MIN_S
+    patience_s: float = PATIENCE_S
     """Seconds of saved misses that let e times as many be planned for."""
 
     def paced(self, delay_s: float) -> "Credit":
-        """As patient as it takes where a decision shows so much later."""
-        return replace(self, patience_s=max(PATIENCE_MIN_S, PATIENCE_DELAYS * delay_s))
+        """As patient as it takes where a decision shows so much later; plans for as many misses as before."""
+        patience_s = PATIENCE_DELAYS * delay_s
+        saved_s = self.saved_s * patience_s / self.patience_s if self.saved_s > 0.0 else self.saved_s
+        return replace(self, patience_s=patience_s, saved_s=saved_s)
 
     def take(
         self, good_per_s: float | None, bad_per_s: float | None, *, target: float, now_s: float, longest_s: float
@@ -88,13 +88,11 @@ class Credit:
 
     def planned(self, objective: Objective) -> Objective:
         """The objective with the target to plan for."""
-        share = (1.0 - objective.target) * min(FACTOR_MAX, math.exp(max(0.0, self.saved_s) / self.patience_s))
+        used = min(math.log(FACTOR_MAX), max(0.0, self.saved_s) / self.patience_s)
+        share = (1.0 - objective.target) * math.exp(used)
         return replace(objective, target=min(objective.target, max(1.0 - SHARE_MAX, 1.0 - share)))
 
     def caution(self, objective: Objective) -> float:
         """Quantile of the target to plan for over that of the objective's, of what varies by chance; 1 where nothing is saved."""
-        own, planned = (
-            max(0.0, NormalDist().inv_cdf(min(target, TARGET_MOST)))
-            for target in (objective.target, self.planned(objective).target)
-        )
+        own, planned = quantile(objective), quantile(self.planned(objective))
         return planned / own if own > 0.0 else 1.0

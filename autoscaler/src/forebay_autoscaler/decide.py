@@ -13,13 +13,13 @@ first look after a start, and the number that a person has just set.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from forebay_api.objective import attainment
 from forebay_autoscaler.budget import Wish, share_budget
 from forebay_autoscaler.conclude import Sized, View, conclude, is_unknown_for_long
 from forebay_autoscaler.constraints import Constraint, Proposal, Situation, constrain
-from forebay_autoscaler.costs import ALL, Offer, Portion, portions_of
+from forebay_autoscaler.costs import Portion
 from forebay_autoscaler.credit import Credit
 from forebay_autoscaler.decision import Decision
 from forebay_autoscaler.demand import (
@@ -28,36 +28,21 @@ from forebay_autoscaler.demand import (
     demand_rate,
     falling_to,
     look_ahead,
-    planned_rate,
-    rate_to_keep,
     running_in_workers,
     waiting_in_workers,
 )
-from forebay_autoscaler.learn import Evidence, Facts, Learnt, capacity_of, is_idle, latency_of, learn, load_per_worker
-from forebay_autoscaler.model import Capacity, Need, carried_per_s, carried_with_margin_per_s, need_of
+from forebay_autoscaler.learn import Evidence, Facts, capacity_of, is_idle, latency_of, learn, load_per_worker
+from forebay_autoscaler.model import Need, need_of
 from forebay_autoscaler.observation import PoolCounts, PoolObservation, ServiceObservation
+from forebay_autoscaler.offers import portions_for, rates_to_plan
 from forebay_autoscaler.policy import PoolPolicy, ServicePolicy
 from forebay_autoscaler.reserves import at_least_one, with_spare
 from forebay_autoscaler.schedules import schedule_in_force
 from forebay_autoscaler.seed import expect, mix_of
 from forebay_autoscaler.shares import share_of_role
+from forebay_autoscaler.sight import Sight
 from forebay_autoscaler.state import PoolState, ServiceState
 from forebay_autoscaler.waking import to_wake, with_held
-
-
-@dataclass(frozen=True, slots=True)
-class Sight:
-    """What concerns the service as a whole in one decision."""
-
-    policy: ServicePolicy
-    state: ServiceState
-    observation: ServiceObservation
-    evidence: Evidence
-    shares: Mapping[str, float]
-    """Of the service's requests, by pool; those of a role sum to 1."""
-    woken: frozenset[str]
-    """Pools without a worker that held requests ask one of."""
-    now_s: float
 
 
 def decide(policy: ServicePolicy, state: ServiceState, observation: ServiceObservation, now_s: float) -> Decision:
@@ -67,7 +52,7 @@ def decide(policy: ServicePolicy, state: ServiceState, observation: ServiceObser
     state = _note(policy, state, observation, now_s)
     sight = _sight(policy, state, observation, {pool.name: seen[pool.name] for pool in pools}, now_s)
     views = [_look(sight, pool, *seen[pool.name]) for pool in pools]
-    portions = _portions(sight, views)
+    portions = portions_for(sight, views)
     sized = [_size(sight, view, portions[view.pool.name]) for view in views]
     proposals = _within_budget(policy, sized, [constrain(one.situation, one.proposal) for one in sized])
     decisions = [conclude(policy, one, proposal) for one, proposal in zip(sized, proposals, strict=True)]
@@ -96,7 +81,9 @@ def _note(policy: ServicePolicy, state: ServiceState, observation: ServiceObserv
     lead_s = max(leads, default=tuning.startup_s)
     forecast = look_ahead(state.forecast, observation.signals, policy, now_s=now_s, lead_s=lead_s)
     queued_s = now_s if queued else state.queued_s
-    credit = state.credit.paced(max(lead_s, policy.scale_down_window_s)).take(
+    startup_s = max((pool.learnt.orders.startup_s or tuning.startup_s for pool in state.pools.values()), default=0.0)
+    delay_s = max(startup_s, policy.scale_down_window_s) + tuning.rate_window_s
+    credit = state.credit.paced(delay_s).take(
         observation.signals.good_lately_per_s.known,
         observation.signals.bad_lately_per_s.known,
         target=policy.objective.target,
@@ -171,66 +158,6 @@ def _look(sight: Sight, pool: PoolPolicy, observed: PoolObservation, counts: Poo
         lead_s=orders.lead_s(now_s, startup_s),
         coming=orders.coming(now_s, startup_s),
     )
-
-
-def _portions(sight: Sight, views: Sequence[View]) -> dict[str, Portion]:
-    """What part of its role's demand each pool is sized for."""
-    tuning, rate, now_s = sight.policy.tuning, sight.evidence.rate_per_s, sight.now_s
-    portions: dict[str, Portion] = {}
-    for role in {view.pool.role for view in views}:
-        peers = [view for view in views if view.pool.role is role]
-        if len(peers) == 1:
-            portions[peers[0].pool.name] = ALL
-            continue
-        planned = keep = None
-        if rate is not None:
-            lead_s = max(view.lead_s for view in peers)
-            planned = planned_rate(sight.state.forecast, rate, tuning, now_s=now_s, lead_s=lead_s)
-            keep = rate_to_keep(rate, planned, tuning, caution=sight.state.credit.caution(sight.policy.objective))
-        offers = [_offer(sight, view) for view in peers]
-        portions |= portions_of(offers, planned, headroom=tuning.headroom, keep_per_s=keep)
-    return portions
-
-
-def _offer(sight: Sight, view: View) -> Offer:
-    pool, counts, coming = view.pool, view.counts, sum(count for _, count in view.coming)
-    overdue = sum(count for _, count in view.learnt.orders.waiting) > coming
-    most_now = counts.ready + coming if overdue else counts.wanted
-    stuck = counts.unschedulable or counts.rival is not None or overdue
-
-    def carried(workers: int, capacity: Capacity) -> float:
-        return carried_per_s(pool.role, workers, capacity, sight.evidence.objective) or 0.0
-
-    def in_need(workers: int) -> float:
-        sufficient = carried_with_margin_per_s(
-            pool.role,
-            workers,
-            view.capacity,
-            sight.evidence.objective,
-            dispersion=sight.state.forecast.dispersion,
-            tuning=sight.policy.tuning,
-        )
-        return sufficient or 0.0
-
-    anyway = min(_least(view, sight.now_s), most_now if stuck else pool.replicas_max)
-    many = max(1, pool.replicas_max)  # what one does where it shares with as many as there can be
-    expected = capacity_of(pool, Learnt(), view.seed)
-    return Offer(
-        name=pool.name,
-        share=sight.shares[pool.name],
-        price_per_hour=pool.price_per_hour,
-        rate_per_s=(carried(many, expected) or carried(many, view.capacity)) / many,
-        most_per_s=carried(most_now if stuck else pool.replicas_max, view.capacity),
-        ready_per_s=carried(counts.ready, view.capacity),
-        anyway_per_s=in_need(anyway),
-        anyway_ready_per_s=in_need(min(anyway, counts.ready)),
-    )
-
-
-def _least(view: View, now_s: float) -> int:
-    """Workers that a pool has whatever is asked."""
-    schedule = schedule_in_force(view.pool.schedules, now_s, lead_s=view.lead_s)
-    return max(view.pool.replicas_min, schedule.replicas_min if schedule else 0)
 
 
 def _record(policy: ServicePolicy, memory: PoolState, *, need: int, to_keep: int, now_s: float) -> PoolState:
@@ -323,27 +250,24 @@ def _remember(
 
 def _demand(sight: Sight, view: View, portion: Portion) -> Demand | None:
     """What is asked of this pool; None when neither rate nor requests in work are known."""
-    tuning, forecast, now_s = sight.policy.tuning, sight.state.forecast, sight.now_s
-    rate = sight.evidence.rate_per_s
+    forecast, rate = sight.state.forecast, sight.evidence.rate_per_s
     running = 0.0 if view.counts.ready == 0 else running_in_workers(view.observed.signals)
     waiting = 0.0 if view.counts.ready == 0 else waiting_in_workers(view.observed.signals)
     pending = sight.observation.signals.pending.known
     if rate is None and running is None and waiting is None and pending is None:
         return None
-    share = portion.to_grow
     demand = Demand(
-        rate_per_s=None if rate is None else rate * share,
+        rate_per_s=None if rate is None else rate * portion.to_grow,
         backlog=(pending or 0.0) * portion.backlog + (waiting or 0.0),
         running=(running or 0.0) * portion.running,
         lead_s=view.lead_s,
         dispersion=forecast.dispersion,
         method=forecast.method.value,
     )
-    if rate is None:
+    planned, keep = rates_to_plan(sight, view)
+    if planned is None or keep is None:
         return demand
-    planned = planned_rate(forecast, rate, tuning, now_s=now_s, lead_s=view.lead_s)
-    keep = rate_to_keep(rate, planned, tuning, caution=sight.state.credit.caution(sight.policy.objective))
-    return replace(demand, planned_per_s=planned * share, keep_per_s=keep * portion.to_keep)
+    return replace(demand, planned_per_s=planned * portion.to_grow, keep_per_s=keep * portion.to_keep)
 
 
 def _unknown_inputs(view: View, observation: ServiceObservation) -> tuple[str, ...]:

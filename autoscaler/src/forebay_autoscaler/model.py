@@ -29,11 +29,11 @@ Queues, not utilisation, tell overload: what waits is counted as demand, to be w
 
 import math
 from dataclasses import dataclass, replace
-from statistics import NormalDist
 from typing import Final
 
 from forebay_api.modelservice import Role
 from forebay_api.objective import Objective
+from forebay_autoscaler.chance import quantile
 from forebay_autoscaler.demand import Demand
 from forebay_autoscaler.observation import PoolSignals
 from forebay_autoscaler.policy import PoolPolicy, Tuning
@@ -142,7 +142,7 @@ def carried_with_margin_per_s(
     if not carried or not capacity.work_s or role is Role.PREFILL:  # whose laws have the margin in them
         return carried
     load, headroom = workers * capacity.limit, tuning.headroom * (MEASURED if capacity.measured else 1.0)
-    chance = _quantile(objective) * math.sqrt(capacity.amplification * dispersion)
+    chance = quantile(objective) * math.sqrt(capacity.amplification * dispersion)
     root = (math.sqrt(chance**2 + 4.0 * load) - chance) / 2.0  # load = root^2 + chance * root
     return min(root**2, load / (1.0 + headroom)) / capacity.work_s
 
@@ -223,8 +223,4 @@ def _margin(
         return max(0.0, capacity.limit * workers - offered)
     deviation = math.sqrt(capacity.amplification * demand.dispersion * offered)
     headroom = tuning.headroom * (MEASURED if capacity.measured else 1.0)
-    return max(_quantile(objective) * deviation, headroom * offered)
-
-
-def _quantile(objective: Objective) -> float:
-    return max(0.0, NormalDist().inv_cdf(min(objective.target, 0.9999)))
+    return max(quantile(objective) * deviation, headroom * offered)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 from forebay_api.acceleratorclass import AcceleratorClassSpec
 from forebay_api.durations import parse_duration_s
@@ -12,16 +12,10 @@ from forebay_api.objective import Objective
 from forebay_autoscaler.fitted import Fitted
 from forebay_autoscaler.observation import ServiceKey
 from forebay_autoscaler.schedules import Schedule, schedule_of
-from forebay_capacity.accelerators import Accelerator
+from forebay_capacity.accelerators import MAX_SEQUENCES_SMALL
 from forebay_capacity.errors import CapacityError
 from forebay_capacity.fits import worker_of_pool
-from forebay_capacity.performance import MAX_SEQUENCES
 from forebay_capacity.worker import Worker
-
-DEFAULT_SEQUENCES_MAX: Final = 256
-"""vLLM's limit on concurrent sequences on small GPUs when --max-num-seqs is not given."""
-LARGE_MEMORY_BYTES: Final = 70 * 1024**3
-"""GPU memory from which vLLM's default is the capacity model's MAX_SEQUENCES, but for A100s."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +107,7 @@ def _pool_policy(spec: ModelServiceSpec, pool: Pool, accelerator: AcceleratorCla
             price_per_hour = float(accelerator.price_per_hour) * pool.parallelism.accelerators
         with suppress(CapacityError):  # a model or hardware without a known shape is sized by measurement alone
             worker = worker_of_pool(spec, pool, accelerator)
-    default = DEFAULT_SEQUENCES_MAX if worker is None else sequences_default(worker.accelerator)
+    default = MAX_SEQUENCES_SMALL if worker is None else worker.accelerator.sequences_default
     return PoolPolicy(
         name=pool.name,
         role=pool.role,
@@ -126,12 +120,6 @@ def _pool_policy(spec: ModelServiceSpec, pool: Pool, accelerator: AcceleratorCla
         price_per_hour=price_per_hour,
         worker=worker,
     )
-
-
-def sequences_default(accelerator: Accelerator) -> int:
-    """Concurrent sequences that vLLM allows on a GPU when --max-num-seqs is not given."""
-    large = accelerator.memory_bytes >= LARGE_MEMORY_BYTES and not accelerator.name.startswith("a100")
-    return MAX_SEQUENCES if large else DEFAULT_SEQUENCES_MAX
 
 
 def sequences_max(engine_args: Sequence[str], default: int) -> float:

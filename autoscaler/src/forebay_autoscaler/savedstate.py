@@ -166,7 +166,8 @@ def _impossible(saved: Saved) -> Iterator[str]:
     if mix is not None and not (0 <= mix.cached <= mix.prompt and mix.prompt > 0 and mix.output > 0):
         yield "mix"
     credit = saved.state.credit
-    if not all(math.isfinite(number) for number in (credit.saved_s, credit.ended_per_s, credit.over_s)):
+    numbers = (credit.saved_s, credit.ended_per_s, credit.over_s, credit.patience_s)
+    if not all(math.isfinite(number) for number in numbers) or credit.patience_s <= 0:
         yield "credit"
     yield from _impossible_forecast(saved.state.forecast)
 

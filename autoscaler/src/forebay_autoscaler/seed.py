@@ -21,11 +21,11 @@ load tells the speed of the worker: learn.py.
 import math
 from dataclasses import dataclass
 from functools import lru_cache
-from statistics import NormalDist
 from typing import Final
 
 from forebay_api.modelservice import Role
 from forebay_api.objective import Objective
+from forebay_autoscaler.chance import quantile
 from forebay_autoscaler.fitted import Fitted
 from forebay_autoscaler.observation import ServiceSignals
 from forebay_capacity.batch import largest_batch, prefill_seconds
@@ -146,14 +146,14 @@ def step_s(timer: Times, role: Role, mix: Mix, sequences: float) -> float:
 
 def _largest_batch(timer: Times, role: Role, mix: Mix, objective: Objective, prefill_s: float) -> int:
     """Most sequences within the TPOT at the target's percentile; step time grows with every sequence: halving finds it."""
-    quantile = max(0.0, NormalDist().inv_cdf(min(objective.target, 0.9999)))
+    deviations = quantile(objective)
     answer = max(1.0, SHORT_ANSWER * mix.output)
 
     def within(sequences: int) -> bool:
         time_s = step_s(timer, role, mix, sequences)
         if role is Role.MIXED:
             prefills = sequences / max(1, mix.output) * (1.0 + PROMPT_VARIATION)  # a step, variation included
-            time_s += quantile * prefill_s * math.sqrt(prefills / answer)
+            time_s += deviations * prefill_s * math.sqrt(prefills / answer)
         return time_s <= objective.tpot_s
 
     low, high = 0, largest_batch(timer, mix.context, objective.tpot_s)

@@ -13,6 +13,12 @@ from forebay_capacity.dtypes import Dtype
 from forebay_capacity.errors import UnknownAcceleratorError
 
 GIB = 1024**3
+LARGE_MEMORY_BYTES = 70 * GIB
+"""Memory from which vLLM takes a GPU for a large one."""
+MAX_SEQUENCES = 1024
+"""vLLM's default `--max-num-seqs` on large GPUs."""
+MAX_SEQUENCES_SMALL = 256
+"""And on the others, A100s among them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +50,16 @@ class Accelerator:
         if Dtype(dtype).compute is Dtype.FP8 and self.fp8_flops_per_s is not None:
             return self.fp8_flops_per_s
         return self.bf16_flops_per_s
+
+    @property
+    def is_large(self) -> bool:
+        """Whether vLLM starts with its larger limits of a batch (`EngineArgs.get_batch_defaults` in vllm/engine/arg_utils.py)."""
+        return self.memory_bytes >= LARGE_MEMORY_BYTES and "a100" not in self.name
+
+    @property
+    def sequences_default(self) -> int:
+        """Sequences that an engine runs at once, for each lane, when `--max-num-seqs` is not given."""
+        return MAX_SEQUENCES if self.is_large else MAX_SEQUENCES_SMALL
 
     def at_price(self, usd_per_hour: float) -> Accelerator:
         """The same at another price."""

@@ -30,11 +30,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from forebay_api.objective import Objective
+    from forebay_capacity.accelerators import Accelerator
     from forebay_capacity.worker import Worker
     from forebay_capacity.workload import Workload
 
-MAX_SEQUENCES = 1024
-"""vLLM's default `--max-num-seqs` on large GPUs, per lane."""
 TIME_MAX_S = 1e5
 """Longest time that is told from infinite."""
 
@@ -45,11 +44,15 @@ class Serving:
 
     batched_tokens: int = BATCHED_TOKENS
     """Token budget of a step."""
-    max_sequences: int = MAX_SEQUENCES
-    """Largest batch of a lane, whatever memory allows."""
+    max_sequences: int | None = None
+    """Largest batch of a lane, whatever memory allows; None for vLLM's default on the accelerator."""
     calibration: Calibration = CALIBRATED
     transfer_latency_s: float = TRANSFER_LATENCY_S
     """Fixed cost of a KV transfer."""
+
+    def sequences_of_lane(self, accelerator: Accelerator) -> int:
+        """The limit of a lane."""
+        return accelerator.sequences_default if self.max_sequences is None else self.max_sequences
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +114,9 @@ def fewest_replicas(worker: Worker, workload: Workload, serving: Serving, *, pre
 
 def lane_cap(worker: Worker, workload: Workload, serving: Serving) -> int:
     """Most finished-length sequences a lane holds."""
-    return min(serving.max_sequences, sequences_at(worker, workload.final_tokens) // worker.lanes)
+    return min(
+        serving.sequences_of_lane(worker.accelerator), sequences_at(worker, workload.final_tokens) // worker.lanes
+    )
 
 
 @dataclass(frozen=True, slots=True)

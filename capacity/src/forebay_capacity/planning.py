@@ -173,7 +173,7 @@ def worker_plan(worker: Worker, workload: Workload, objective: Objective, servin
     context = workload.decode_context_tokens
     by_memory = sequences_at(worker, workload.final_tokens)
     by_tpot = worker.lanes * largest_batch(timer, context, objective.tpot_s)
-    engine = worker.lanes * serving.max_sequences
+    engine = worker.lanes * serving.sequences_of_lane(worker.accelerator)
     sequences = min(by_memory, by_tpot, engine)
     step_s = decode_seconds(timer, max(1.0, sequences / worker.lanes), context)
     tokens_per_s = sequences / step_s

@@ -23,7 +23,7 @@ from forebay_capacity.batch import BATCHED_TOKENS
 from forebay_capacity.dtypes import Dtype, kv_dtype, weights_dtype
 from forebay_capacity.errors import CapacityError, ConfigError, ImpossibleError, require_positive
 from forebay_capacity.fits import engine_utilization
-from forebay_capacity.performance import MAX_SEQUENCES, Serving
+from forebay_capacity.performance import Serving
 from forebay_capacity.planning import Demand, Plan, make_plan
 from forebay_capacity.shapes import shape_from_config, shape_of
 from forebay_capacity.steptime import CALIBRATED, ROOFLINE
@@ -87,7 +87,12 @@ Utilization = Annotated[
     float | None,
     typer.Option(help="Share of GPU memory the engine takes; 0.9, or as the manifest has it.", rich_help_panel=WORKERS),
 ]
-MaxSequences = Annotated[int, typer.Option("--max-num-seqs", help="The engine's limit.", rich_help_panel=WORKERS)]
+MaxSequences = Annotated[
+    int | None,
+    typer.Option(
+        "--max-num-seqs", help="The engine's limit; vLLM's for the accelerator when absent.", rich_help_panel=WORKERS
+    ),
+]
 BatchedTokens = Annotated[
     int, typer.Option("--max-num-batched-tokens", help="Token budget of a step.", rich_help_panel=WORKERS)
 ]
@@ -149,7 +154,7 @@ def plan(  # noqa: PLR0913  # the command line: each option is a parameter
     gpus: Gpus = None,
     price: Price = None,
     utilization: Utilization = None,
-    max_sequences: MaxSequences = MAX_SEQUENCES,
+    max_sequences: MaxSequences = None,
     batched_tokens: BatchedTokens = BATCHED_TOKENS,
     input_tokens: InputTokens = 2048,
     output_tokens: OutputTokens = 256,
@@ -178,7 +183,7 @@ def plan(  # noqa: PLR0913  # the command line: each option is a parameter
             objective=_objective(ttft, tpot, target, service),
             serving=Serving(
                 batched_tokens=_at_least_one("max-num-batched-tokens", batched_tokens),
-                max_sequences=_at_least_one("max-num-seqs", max_sequences),
+                max_sequences=None if max_sequences is None else _at_least_one("max-num-seqs", max_sequences),
                 calibration=ROOFLINE if roofline else CALIBRATED,
             ),
             tensor=tuple(tensor or ()),

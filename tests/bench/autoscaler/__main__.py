@@ -62,6 +62,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     tasks = tasks_of_all(
         tuple(given.situation or SITUATIONS), policies, seeds, quick=given.quick, routing=given.routing
     )
+    if not tasks:
+        parser.error(
+            "these situations have none of these policies; those with standing orders have static and forebay only"
+        )
     done = run(tasks, given.processes)
     file = out / "autoscaler.json"
     before = json.loads(file.read_text()) if file.exists() else {}

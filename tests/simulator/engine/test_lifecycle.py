@@ -42,6 +42,15 @@ def test_a_start_costs_less_than_a_second():
 
 
 def test_the_port_is_closed_until_it_is_ready():
+    """Not only while Python imports. The longest of three, since nobody may ask while the machine stands still."""
+    refused_s = [_refused_s()]
+    while max(refused_s) < 1 and len(refused_s) < 3:
+        refused_s.append(_refused_s())
+    assert max(refused_s) >= 1
+
+
+def _refused_s() -> float:
+    """Seconds from the start of an engine, which takes 1.5 s, to the last refused connection."""
     port = free_port()
     flags = ["serve", "llama-3.1-8b", "--host", "127.0.0.1", "--port", str(port)]
     environment = {**os.environ, "FOREBAY_SIM_STARTUP_S": "1.5"}
@@ -50,16 +59,16 @@ def test_the_port_is_closed_until_it_is_ready():
         [sys.executable, "-m", "forebay_simulator.engine", *flags], env=environment, stderr=subprocess.DEVNULL
     )
     try:
-        refused = 0
+        refused_s = 0.0
         while time.monotonic() < begun + NEVER_S:
             try:
                 assert CLIENT.get(f"http://127.0.0.1:{port}/health").status_code == 200
                 break
             except httpx.ConnectError:
-                refused += 1
+                refused_s = time.monotonic() - begun
                 time.sleep(0.05)
         assert 1.5 < time.monotonic() - begun < NEVER_S
-        assert refused
+        return refused_s
     finally:
         process.kill()
         process.wait()
@@ -106,6 +115,15 @@ def test_sigterm_with_a_timeout_lets_running_requests_end_and_answers_new_ones_5
 
 
 def test_sigterm_with_a_timeout_that_is_too_short_ends_requests_with_errors():
+    """The quicker of two tries, since the machine may stand still during one."""
+    took_s = [_cut_short_s()]
+    if took_s[0] >= 1.6:
+        took_s.append(_cut_short_s())
+    assert 0.6 < min(took_s) < 1.6
+
+
+def _cut_short_s() -> float:
+    """Seconds from the signal to the end of an engine whose requests take longer than the half second they are given."""
     with running("--shutdown-timeout", "0.5") as engine, ThreadPoolExecutor() as pool:
         started = threading.Event()
         streamed = pool.submit(_stream, engine, started, max_tokens=5000)
@@ -118,7 +136,7 @@ def test_sigterm_with_a_timeout_that_is_too_short_ends_requests_with_errors():
         assert '"code": 500' in lines[-2]
         assert lines[-1] == "data: [DONE]"
         assert plain.result(NEVER_S).status_code == 500
-        assert 0.6 < seconds < STALL_S
+        return seconds
 
 
 def test_a_fatal_request_fails_everything_and_ends_the_process():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
@@ -55,6 +56,18 @@ def _timed(engine: EngineProcess, params: dict, status: int, text: str = PROMPT)
     begun = time.monotonic()
     assert _decode(engine, params, text).status_code == status
     return time.monotonic() - begun
+
+
+def _at_once(timed: Callable[[str], float]) -> int:
+    """Tries that show that an answer waits for no handshake: two where the machine may have stood still during the first.
+
+    Each has a text that no cache holds.
+    """
+    took_s = [timed("first " * 50)]
+    if took_s[0] >= HANDSHAKE_S:
+        took_s.append(timed("second " * 50))
+    assert min(took_s) < HANDSHAKE_S
+    return len(took_s)
 
 
 def test_two_legs_answer_as_one_engine_does_and_every_counter_shows_it():
@@ -191,13 +204,13 @@ def test_failures_end_as_the_policy_says(policy, status):
         params = _prefill(prefill)
         assert _timed(decode, {**params, "remote_port": free_port()}, status) > HANDSHAKE_S
         strange = {**params, "remote_engine_id": "0000"}
-        took_s = [_timed(decode, strange, status, "another " * 50), _timed(decode, params, 200)]
+        failed = 1 + _at_once(lambda text: _timed(decode, strange, status, text))
+        _at_once(lambda text: _timed(decode, _prefill(prefill, "known " + text), 200, "known " + text))
         prefill.process.send_signal(signal.SIGKILL)
         prefill.process.wait()
-        took_s.append(_timed(decode, params, status, "a third " * 50))
-        assert sorted(took_s)[1] < HANDSHAKE_S, "none waits; a machine that stands still during one may make it look so"
-        assert decode.metric("vllm:nixl_num_failed_transfers_total") == 3
-        assert decode.metric("vllm:request_success_total", finished_reason="error") == (3 if status == 500 else 0)
+        failed += _at_once(lambda text: _timed(decode, params, status, "killed " + text))
+        assert decode.metric("vllm:nixl_num_failed_transfers_total") == failed
+        assert decode.metric("vllm:request_success_total", finished_reason="error") == (failed if status == 500 else 0)
         assert decode.get("/health").status_code == 200
         assert decode.chat(max_tokens=1).status_code == 200
         assert decode.metric("vllm:kv_cache_usage_perc") == 0

@@ -80,8 +80,8 @@ def test_the_autoscaler_is_told_what_it_would_read_of_a_model_service(hardware):
     made = policy_of(replace(fleet(own), budget_gpus=12), AutoscalerSpec(scale_down_limit=2))
     (expected,), (found,) = told.pools, made.pools
     # The price is in the hardware as well, where nothing reads it.
-    known = replace(expected.worker, accelerator=found.worker.accelerator)
-    assert found == replace(expected, worker=known)
+    priced = expected.worker.accelerator.at_price(found.worker.accelerator.price_usd_per_hour)
+    assert found == replace(expected, worker=replace(expected.worker, accelerator=priced))
     assert replace(made, pools=()) == replace(told, key=made.key, pools=())
 
 
@@ -171,9 +171,10 @@ def test_a_spare_never_lowers_attainment(size, seed):
 
 
 def of_two(*, cheap_max: int = 3, **dear: object) -> FleetSpec:
+    """The dear pool is the first of the spec."""
     fields: dict[str, object] = {"replicas": 0, "replicas_min": 0, "replicas_max": 4, "price_per_hour": 3.0, **dear}
     cheap = pool("cheap", replicas=2, replicas_max=cheap_max, price_per_hour=0.8)
-    return fleet(cheap, pool("dear", DEAR, **fields))
+    return fleet(pool("dear", DEAR, **fields), cheap)
 
 
 def waves(high_per_s: float) -> Trace:

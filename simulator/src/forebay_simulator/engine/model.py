@@ -114,11 +114,10 @@ def _max_model_len(settings: EngineSettings, shape: ModelShape) -> int:
 
 
 def _batch_limits(settings: EngineSettings, accelerator: Accelerator, max_model_len: int) -> tuple[int, int]:
-    large = accelerator.memory_bytes >= 70 * GIB and not accelerator.name.startswith("a100")
-    sequences = settings.max_num_seqs or (1024 if large else 256)
+    sequences = settings.max_num_seqs or accelerator.sequences_default
     batched = settings.max_num_batched_tokens
     if batched is None:
-        batched = max(8192 if large else 2048, sequences)
+        batched = max(8192 if accelerator.is_large else 2048, sequences)
         if not settings.chunked_prefill:
             batched = max(batched, max_model_len)
     if batched < sequences:

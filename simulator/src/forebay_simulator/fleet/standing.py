@@ -1,13 +1,11 @@
 """Fleets with standing orders: what a ModelService asks for beside its objective, and loads to see what that is worth.
 
-morning and the others:
-
-    morning     chats that rise fourfold within three minutes at 08:00, for ten minutes, on workers that take five minutes to
-                start, which is known from the day before
-    surges      chats that treble for a minute, three times, at no regular distance: over before a worker that is ordered for one
-                of them is there, and no rhythm to learn
-    two-prices  a night, a day and a night on a pool of cheap workers that suffice for the night, and one of dear ones; per
-                request the cheap ones cost a fifth less
+morning     chats that rise fourfold within three minutes at 08:00, for ten minutes, on workers that take five minutes to
+            start, which is known from the day before
+surges      chats that treble for a minute, three times, at no regular distance: over before a worker that is ordered for one
+            of them is there, and no rhythm to learn
+two-prices  a night, a day and a night on a pool of cheap workers that suffice for the night, and one of dear ones, which
+            cost more per request, too
 """
 
 from __future__ import annotations
