@@ -2,6 +2,7 @@
 
 import time
 from collections import Counter
+from collections.abc import Mapping
 from math import exp
 from random import Random
 
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from forebay_api.modelservice import Role
 from forebay_api.objective import Objective
 from forebay_router.choose import FIELD_MAX, Choice, Reason, Snapshot, choose
+from forebay_router.index.holders import Held, Slots
 from forebay_router.predicting import LOADED_MAX, Candidate, Demand, Displacement, Load, harm_of, predict
 from forebay_router.scoring import RELIEF_SHARE, SLOW_START
 from forebay_router.speed import TRAFFIC_S, Origin, PoolSpeed, Seed, Speed
@@ -23,6 +25,7 @@ ASSUMED = Seed(0.01, 1 / 10_000, 0.008, 0.0001, Origin.ASSUMED)
 PLANNED = Seed(0.01, 1 / 10_000, 0.008, 0.0001, Origin.PLANNED)
 SLOW = Seed(0.05, 1 / 1_000, 0.02, 0.001, Origin.PLANNED)
 BENT = Seed(0.01, 1 / 10_000, 0.008, 0.0001, Origin.PLANNED, bend=2e-5)
+STEEP = Seed(0.01, 1 / 10_000, 0.008, 0.0001, Origin.PLANNED, bend=1e-3)
 P, D = Role.PREFILL, Role.DECODE
 
 
@@ -35,11 +38,13 @@ def candidate(
     seed: Seed = ASSUMED,
     revision: str = "r",
     finished: int = 1000,
+    slower: float = 1.0,
 ):
-    """A worker with so many requests in flight and prompt tokens queued since time 0."""
+    """A worker with so many requests in flight and prompt tokens queued since time 0, slower than its pool by a factor."""
     made = Candidate(
         uid, role, revision=revision, load=Load(requests=requests), speed=Speed(PoolSpeed(seed), finished=finished)
     )
+    made.speed.first_token.value = slower
     if queued:
         made.load.backlog.add(1, queued, 0.0, visible=True)
     return made
@@ -114,6 +119,21 @@ TABLE = {
         SPLIT,
         [candidate("p", 9, P, queued=30_000, seed=PLANNED), candidate("d", 1, D, seed=PLANNED)], "d", "p", Reason.PAIR,
     ),
+    "who decodes on a slow worker waits for less of a prompt": (
+        demand(SPLIT, prompt_tokens=200),
+        [candidate("p", 9, P, queued=30_000, seed=PLANNED), candidate("d", 1, D, seed=PLANNED, slower=2.0)],
+        "d", "p", Reason.PAIR,
+    ),
+    "who decodes waits for less of what is deep in a prompt": (
+        demand(SPLIT, prompt_tokens=20_000, cached={"d": 19_800}),
+        [candidate("p", 9, P, queued=30_000, seed=BENT), candidate("d", 1, D, seed=BENT)], "d", "p", Reason.PAIR,
+    ),
+    "nobody waits for a long prompt where more decode than are looked at": (
+        SPLIT,
+        [candidate("p", 9, P, queued=30_000, seed=PLANNED), candidate("d", 1, D, seed=PLANNED),
+         *(candidate(f"d{at}", 9, D, seed=PLANNED) for at in range(30))],
+        "d", "p", Reason.PAIR,
+    ),
     "an idle worker where a busy one would cost less and hold others up": (
         demand(SPLIT, cached={"d": 500}),
         [candidate("p", 9, P, queued=3000, seed=PLANNED), candidate("d", 1, D, seed=PLANNED), candidate("e", 0, D, seed=PLANNED)],
@@ -159,6 +179,18 @@ TABLE = {
     "all failed": (demand(excluded=frozenset({"a"})), [candidate("a")], None, None, None),
     "a fresh worker gets few at once": (
         WHOLE, [candidate("a", SLOW_START, finished=0), candidate("b", 30)], "b", None, Reason.LEAST_COST,
+    ),
+    "a fresh worker gets few at once beside a pair": (
+        SPLIT,
+        [candidate("p", 9, P, queued=3000, seed=PLANNED), candidate("d", 1, D, seed=PLANNED),
+         candidate("m", SLOW_START, seed=PLANNED, finished=0)],
+        "d", "p", Reason.PAIR,
+    ),
+    "a fresh worker that has few takes what a pair would be late with": (
+        SPLIT,
+        [candidate("p", 9, P, queued=3000, seed=PLANNED), candidate("d", 1, D, seed=PLANNED),
+         candidate("m", SLOW_START - 1, seed=PLANNED, finished=0)],
+        "m", None, Reason.LEAST_COST,
     ),
     "fresh workers alone get what there is": (
         WHOLE, [candidate("a", 40, finished=0), candidate("b", 30, finished=0)], "b", None, Reason.LEAST_COST,
@@ -337,14 +369,17 @@ def test_laws_of_the_choice(candidates, splittable, seed, data):
     st.lists(st.tuples(st.integers(0, 9), st.integers(0, 2000)), min_size=1, max_size=5),
     st.integers(1, 2000),
     st.integers(0, 20_000),
+    st.sampled_from([PLANNED, BENT, STEEP]),
+    st.sampled_from([0.5, 1.0, 3.0]),
     st.integers(),
 )
-def test_the_cheapest_wins_where_no_sequence_waits_longer_than_a_token(decoding, prompt, queued, seed):
+def test_the_cheapest_wins_where_no_sequence_waits_longer_than_a_token(decoding, prompt, queued, learnt, slower, seed):
     """Each decode worker is held to that by itself: who would hold others up stands in no other's way."""
-    decodes = [candidate(f"d{at}", requests, D, seed=PLANNED) for at, (requests, _) in enumerate(decoding)]
+    decodes = [candidate(f"d{at}", requests, D, seed=learnt) for at, (requests, _) in enumerate(decoding)]
+    decodes[0].speed.first_token.value = slower
     held = {one.uid: tokens for one, (_, tokens) in zip(decodes, decoding, strict=True)}
     asked = demand(SPLIT, prompt_tokens=prompt, cached=held)
-    choice = chosen(asked, candidate("p", 1, P, queued=queued, seed=PLANNED), *decodes, seed=seed)
+    choice = chosen(asked, candidate("p", 1, P, queued=queued, seed=learnt), *decodes, seed=seed)
     told = {one.uid: one for one in predict(decodes, asked, 0.0)}
     free = [
         one for one in decodes if not one.load.requests or told[one.uid].work_tokens * one.token_s <= OBJECTIVE.tpot_s
@@ -437,6 +472,70 @@ def test_large_fields_are_sampled_and_holders_found(workers):
     assert len(choice.considered) <= FIELD_MAX
     least = [choose(WHOLE, snapshot, Random(at), 0.0).worker.load.requests for at in range(50)]
     assert max(least) == 0
+
+
+LOOKED_AT = {
+    "few prefill workers among many decode workers that hold it": (P, 30, 2),
+    "few decode workers among many prefill workers that hold it": (D, 30, 2),
+    "equal ones": (Role.MIXED, 0, 30),
+    "equal ones, more than are gone through": (Role.MIXED, 0, 300),
+}
+
+
+def held_by(uids: list[str], *, listed: bool) -> Mapping[str, int]:
+    """So many tokens of the prompt held by each of these, as a table or as sets of slots."""
+    if listed:
+        return dict.fromkeys(uids, 900)
+    slots = Slots()
+    for uid in uids:
+        slots.take(uid)
+    return Held([((1 << len(uids)) - 1, 8)], 0.9, slots, {})
+
+
+@pytest.mark.parametrize("listed", [True, False])
+@pytest.mark.parametrize("case", LOOKED_AT)
+def test_all_that_hold_a_prompt_are_looked_at_in_time_whoever_else_holds_it(case, listed):
+    """Decode workers hold the prompts of their pairs, too, which hides no prefill worker; some of equals hide no others."""
+    role, others, holders = LOOKED_AT[case]
+    other = {P: D, D: P}.get(role, role)
+    names = [*(f"other{at}" for at in range(others)), *(f"holder{at}" for at in range(holders))]
+    workers = [candidate(f"idle{at}", 0, role) for at in range(100)]
+    workers += [candidate(f"holder{at}", 0, role) for at in range(holders)]
+    workers += [candidate(f"other{at}", 0, other) for at in range(max(others, 1))]
+    snapshot, asked = Snapshot.of(workers), demand(SPLIT, cached=held_by(names, listed=listed))
+    rng, seen = Random(1), Counter()
+    for _ in range(20 * holders):
+        side = choose(asked, snapshot, rng, 0.0).looked_at[role is D]
+        assert {one.role for one in side} == {role}
+        assert len(side) <= FIELD_MAX
+        first = [one.uid for one in side[: min(4, holders)]]
+        assert all(uid.startswith("holder") for uid in first), "beside a random run"
+        seen.update(first)
+    assert set(seen) == set(names[others:])
+
+
+def test_no_worker_of_another_revision_is_looked_at_for_holding_the_prompt():
+    of = {
+        revision: [
+            candidate(f"{role}{revision}-{at}", 0, role, revision=revision) for role in (P, D) for at in range(25)
+        ]
+        for revision in "12"
+    }
+    snapshot = Snapshot.of([*of["1"], *of["2"]])
+    asked = demand(
+        SPLIT, cached={one.uid: 900 for one in of["2"]}, excluded=frozenset(one.uid for one in of["2"] if one.role is D)
+    )
+    for at in range(20):
+        choice = choose(asked, snapshot, Random(at), 0.0)
+        assert (choice.worker.revision, choice.prefill.revision) == ("1", "1")
+
+
+def test_no_decode_worker_is_taken_alone_on_a_guess_for_holding_the_prompt():
+    known = [candidate(f"known{at}", 9, D, seed=PLANNED) for at in range(25)]
+    workers = [candidate("p", 9, P, queued=30_000), candidate("guessed", 0, D), *known]
+    asked = demand(SPLIT, cached={"guessed": 1000})
+    choices = [choose(asked, Snapshot.of(workers), Random(at), 0.0) for at in range(20)]
+    assert {one.reason for one in choices} == {Reason.PAIR}
 
 
 def choosing_s(asked: Demand, snapshot: Snapshot) -> float:

@@ -7,7 +7,7 @@ from forebay_router import rewriting
 from forebay_router.endpoints import ENDPOINTS
 from forebay_router.errors import RequestRefused
 from forebay_router.parsing import parse_request
-from forebay_router.usage import with_cached_tokens
+from forebay_router.usage import Usage, read_facts, with_cached_tokens
 from tests.router.harness import ask, chat, routed_pairs
 from tests.router.scripted import hello, workers
 
@@ -69,7 +69,14 @@ def test_answer_of_a_worker_that_is_too_deep_to_be_changed_passes_as_it_came():
     assert with_cached_tokens(b'{"text":"\\"usage\\""}', 5) == b'{"text":"\\"usage\\""}'
 
 
-@pytest.mark.parametrize(("told", "written"), [(b'{"cached_tokens":12}', b'{"cached_tokens":345}'), (b"null", b"null")])
+@pytest.mark.parametrize(
+    ("told", "written"),
+    [
+        (b'{"cached_tokens":12}', b'{"cached_tokens":345}'),
+        (b'{"cached_tokens":1,"audio_tokens":0}', b'{"cached_tokens":345,"audio_tokens":0}'),
+        (b"null", b"null"),
+    ],
+)
 def test_cached_tokens_are_the_only_bytes_that_change_in_an_answer_of_vllm(told, written):
     """Text that looks like token counts is escaped; a number that no double holds would not survive being written anew."""
     text = orjson.dumps('"usage":{"prompt_tokens":1,"prompt_tokens_details":{"cached_tokens":9}}')
@@ -78,6 +85,15 @@ def test_cached_tokens_are_the_only_bytes_that_change_in_an_answer_of_vllm(told,
         b'"usage":{"prompt_tokens":400,"total_tokens":401,"completion_tokens":1,"prompt_tokens_details":%b},"x":{}}'
     )
     assert with_cached_tokens(answer % (text, told), 345) == answer % (text, written)
+
+
+def test_of_two_usages_in_an_answer_of_vllm_the_last_counts():
+    """An answer's own stands at its end; a field that passes through may have one of its own."""
+    usage = b'{"prompt_tokens":%d,"total_tokens":9,"completion_tokens":1,"prompt_tokens_details":{"cached_tokens":%d}}'
+    answer = b'{"metadata":{"usage":%b},"choices":[],"usage":%b}'
+    body = answer % (usage % (1, 2), usage % (400, 12))
+    assert read_facts(body) == (Usage(400, 1, 12), False)
+    assert with_cached_tokens(body, 345) == answer % (usage % (1, 2), usage % (400, 345))
 
 
 async def test_deep_body_counts_against_nobody_in_split_mode():

@@ -4,7 +4,7 @@ The arithmetic is that of `predicting.predict`, term by term; a test holds the t
 
 Passed over: workers that failed on the request, those at their limit, and, while others have room, those beyond their slow
 start: a worker that has answered few requests gets at most `SLOW_START` + twice that many in flight. Its speed is a guess,
-and its empty queue would draw a burst.
+and its empty queue would draw a burst. For a single worker the pair beside it is such another.
 """
 
 from collections.abc import Sequence
@@ -23,16 +23,21 @@ _PREFILL: Final = Role.PREFILL
 _DECODE: Final = Role.DECODE
 
 
-def cheapest(candidates: Sequence[Candidate], demand: Demand, now_s: float, rng: Random) -> Candidate | None:
+def cheapest(
+    candidates: Sequence[Candidate], demand: Demand, now_s: float, rng: Random, *, elsewhere: bool = False
+) -> Candidate | None:
     """The candidate with the least cost, or None where none can take the request.
 
-    Of equal ones the one with the fewest requests in flight, then that which had less to do of late of two random ones.
+    Of equal ones the one with the fewest requests in flight, then that which had less to do of late of two random ones. While
+    the request has somewhere to go `elsewhere`, nobody gets it beyond its slow start.
     """
-    if len(candidates) == 1:
+    if len(candidates) == 1 and not elsewhere:
         only = candidates[0]
         return only if _has_room(only, demand) else None
     found = _cheapest(candidates, demand, now_s, rng, slow_start=SLOW_START)
-    return found if found is not None else _cheapest(candidates, demand, now_s, rng, slow_start=inf)
+    if found is not None or elsewhere:
+        return found
+    return _cheapest(candidates, demand, now_s, rng, slow_start=inf)
 
 
 def _has_room(one: Candidate, demand: Demand) -> bool:

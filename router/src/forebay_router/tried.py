@@ -11,8 +11,9 @@ The breaker leaves a worker that cannot be reached alone for everybody, longer e
 One that answered with an error, or not in time, is not asked again by time alone: the same request would go the same way.
 
 It ends. `attempts` is bounded by `--attempts`, `lost` by LOST_MAX. A connection that could not be made to a worker that is
-known to have failed is no further attempt: nothing was sent, and rests that double keep such tries few. As they do not move
-`since_s` either, the hold time that counts from there ends them.
+known to have failed is no further attempt: the worker has nothing of it (save where a kept connection had ended under it first,
+which `lost` counts), and rests that double keep such tries few. As they do not move `since_s` either, the hold time that counts
+from there ends them.
 """
 
 from collections.abc import Mapping

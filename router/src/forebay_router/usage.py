@@ -104,7 +104,7 @@ def read_facts(body: bytes) -> tuple[Usage | None, bool]:
 
 
 def with_cached_tokens(body: bytes, cached_tokens: int) -> bytes:
-    """A JSON answer whose usage tells this count of cached tokens; unchanged where it tells none.
+    """A JSON answer whose usage tells this count of cached tokens; unchanged where it has no details of prompt tokens, or null.
 
     Every other byte stays, where it is as vLLM writes it.
     """

@@ -7,7 +7,7 @@ import pytest
 
 from forebay_router.index.approximate import ApproximateIndex
 from forebay_router.index.content import Content, chain
-from forebay_router.index.holders import Held
+from forebay_router.index.holders import Group, Held
 from forebay_router.index.prefix_index import LISTED_MAX, Known, PrefixIndex
 from forebay_router.index.sessions import NAME_MAX_BYTES, SESSIONS_MAX, Sessions, session_of
 
@@ -135,7 +135,7 @@ def test_a_name_counts_where_more_workers_hold_the_start_than_are_listed():
     assert looked.cached["a"] == looked.guess.expected > plain.cached.get("a", 0)
     assert {uid: looked.cached[uid] for uid in uids} == {uid: plain.cached[uid] for uid in uids}
     assert set(looked.cached) == {"a", *uids}
-    assert "a" in looked.cached.deepest(4, Random(1))
+    assert "a" in looked.cached.deepest(4, Random(1), Group(["a", *uids]))
 
 
 def test_a_name_takes_nothing_from_what_the_content_shows():

@@ -1,6 +1,7 @@
 """Messages over the wire."""
 
 from array import array
+from sys import getsizeof
 
 import pytest
 from hypothesis import given
@@ -49,6 +50,12 @@ def test_a_message_comes_as_it_went(message):
 def test_a_prompt_comes_as_it_went(hashes, size):
     content = Content(array("Q", hashes), size)
     assert Sent.of("w", content).content() == content
+
+
+def test_a_prompt_that_came_takes_the_room_of_its_hashes():
+    """The prefix index keeps it."""
+    hashes = Sent.of("w", Content(array("Q", range(400)), 60_000)).content().hashes
+    assert getsizeof(hashes) == getsizeof(hashes[:])
 
 
 @given(st.binary(max_size=80))

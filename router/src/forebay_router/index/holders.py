@@ -6,12 +6,16 @@ the answer to "who holds the longest start of this prompt" one dictionary lookup
     alive = everyone;  for each block: alive &= holders[block];  a worker that drops out at block i holds i blocks
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from random import Random
+from typing import Final
 
 from forebay_router.index.content import ENDS
+
+_LOOKED_MAX: Final = 256
+"""Holders, of all levels together, that are gone through where another source speaks for most."""
 
 
 @dataclass(slots=True)
@@ -21,6 +25,8 @@ class Slots:
     of: dict[str, int] = field(default_factory=dict)
     names: list[str | None] = field(default_factory=list)
     _free: list[int] = field(default_factory=list)
+    changes: int = 0
+    """How often a worker got or lost one."""
 
     def take(self, uid: str) -> int:
         """The slot of a worker, a new one where it has none."""
@@ -31,6 +37,7 @@ class Slots:
                 self.names.append(None)
             self.of[uid] = slot
             self.names[slot] = uid
+            self.changes += 1
         return slot
 
     def retire(self, uid: str) -> int | None:
@@ -38,6 +45,7 @@ class Slots:
         slot = self.of.pop(uid, None)
         if slot is not None:
             self.names[slot] = None
+            self.changes += 1
         return slot
 
     def free(self, slot: int) -> None:
@@ -74,6 +82,38 @@ class Holders:
         return True
 
 
+def tokens_in(blocks: int, tokens_per_byte: float) -> int:
+    """Tokens of so many blocks, of at least one."""
+    return int(ENDS[blocks - 1] * tokens_per_byte)
+
+
+class Group:
+    """Some workers, as names and as a set of slots: kept, since the holders of every prompt are looked for in it."""
+
+    __slots__ = ("_changes", "_mask", "_slots", "uids")
+
+    def __init__(self, uids: Iterable[str]) -> None:
+        self.uids = frozenset(uids)
+        self._slots: Slots | None = None
+        self._changes = 0
+        self._mask = 0
+
+    def mask(self, slots: Slots) -> int:
+        """The bits of those that have one."""
+        if slots is not self._slots or slots.changes != self._changes:
+            self._slots, self._changes = slots, slots.changes
+            self._mask = sum(1 << slot for uid, slot in slots.of.items() if uid in self.uids)
+        return self._mask
+
+
+def deepest_of(cached: Mapping[str, int], count: int, rng: Random, group: Group) -> list[str]:
+    """So many of a group that hold most, the deepest first; of equal ones random ones."""
+    uids = group.uids
+    names = [uid for uid in cached if uid in uids]
+    turn = int(rng.random() * len(names))
+    return sorted(names[turn:] + names[:turn], key=cached.__getitem__, reverse=True)[:count]  # equal ones stay in turn
+
+
 class Held(Mapping[str, int]):
     """Worker -> tokens of a prompt that it holds, without listing them: of 1,000 holders that would cost more than the walk.
 
@@ -107,7 +147,7 @@ class Held(Mapping[str, int]):
                 low = middle + 1
             else:
                 high = middle
-        return int(ENDS[self._levels[low - 1][1] - 1] * self._tokens_per_byte) if low else default
+        return tokens_in(self._levels[low - 1][1], self._tokens_per_byte) if low else default
 
     def with_one(self, uid: str, tokens: int) -> "Held":
         """The same, but for one worker."""
@@ -137,22 +177,30 @@ class Held(Mapping[str, int]):
         """Workers that hold any."""
         return sum(1 for _ in self)
 
-    def deepest(self, count: int, rng: Random) -> list[str]:
-        """So many of those that hold most; of equal ones random ones."""
-        found: dict[str, None] = {}
-        names = self._slots.names
+    def deepest(self, count: int, rng: Random, group: Group) -> list[str]:
+        """So many of a group that hold most; of equal ones random ones.
+
+        Where another source speaks for some, the first of these is among them: a session's guess, say, which shows its worth only
+        where it is tried.
+        """
+        found: list[str] = []
+        names, others, among = self._slots.names, self._others, group.mask(self._slots)
         width = max(1, len(names))
         turn = int(rng.random() * width)
         below = (1 << turn) - 1
-        seen = 0
+        seen, looked_at = 0, max(count, _LOOKED_MAX // len(self._masks))
         for mask in reversed(self._masks):
-            fresh, seen = mask ^ seen, mask  # the sets are nested
+            fresh, seen = (mask ^ seen) & among, mask  # the sets are nested
             turned = fresh >> turn | (fresh & below) << width - turn
-            for slot in islice(slots_in(turned), count):
+            for slot in islice(slots_in(turned), looked_at):
                 name = names[(slot + turn) % width]
-                if name is not None and name not in self._others:
-                    found[name] = None
-            if len(found) >= count:
+                if name is not None and name not in others:
+                    found.append(name)
+                    if len(found) == count:
+                        break
+            if len(found) == count:
                 break
-        most = sorted(self._others, key=self._others.__getitem__, reverse=True)[:count]
-        return [*most, *islice(found, count)]
+        if not others:
+            return found
+        most = deepest_of(others, count, rng, group)
+        return [*most[:1], *sorted(found + most[1:], key=self.get, reverse=True)][:count]

@@ -18,8 +18,8 @@ from typing import Final
 
 from forebay_router.index.approximate import ApproximateIndex, Bound, Sent
 from forebay_router.index.audit import Audit, Source
-from forebay_router.index.content import BLOCK_MIN_BYTES, ENDS, Content
-from forebay_router.index.holders import Held, slots_in
+from forebay_router.index.content import BLOCK_MIN_BYTES, Content
+from forebay_router.index.holders import Held, slots_in, tokens_in
 from forebay_router.index.precise import PreciseIndex
 from forebay_router.index.sessions import Guess, Sessions
 from forebay_router.index.sharing import CommonStart
@@ -243,7 +243,7 @@ class PrefixIndex:
             for slot in slots_in(mask & ~seen):
                 name = slots.names[slot]
                 if name is not None:
-                    found[name] = int(ENDS[depth - 1] * ratio)
+                    found[name] = tokens_in(depth, ratio)
             seen = mask
         return found | judged if judged else found
 

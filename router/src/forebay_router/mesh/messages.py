@@ -75,7 +75,7 @@ class Sent(msgspec.Struct, array_like=True, frozen=True, tag=3, gc=False):
             hashes.frombytes(self.hashes)
         except ValueError as error:
             raise MalformedMessageError(f"{len(self.hashes)} bytes are no whole number of hashes") from error
-        return Content(hashes, self.size_bytes)
+        return Content(hashes[:], self.size_bytes)  # a copy has no room to grow; the prefix index keeps it
 
 
 Event = Taken | Prefilled | Released | Sent
