@@ -249,12 +249,8 @@ def _field(
     """All of a few workers; of many, those that hold most of the prompt and a random run. `revision`: of one side of a pair."""
     if len(pool) <= FIELD_MAX:
         return pool
-    key = (
-        pool[0].role,
-        pool[-1].role,
-        revision,
-        len(pool),
-    )  # Decode workers join the single ones once their speed is known
+    # Decode workers join the single ones once their speed is known.
+    key = pool[0].role, pool[-1].role, revision, len(pool)
     group = snapshot.groups.get(key)
     if group is None:
         group = snapshot.groups[key] = Group([one.uid for one in pool])
