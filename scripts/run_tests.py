@@ -1,7 +1,7 @@
 """Every test, in four runs of pytest: `make test`, and with `--again` what CI runs.
 
     plain      on more processes than there are cores: those that need no cluster,
-    tables     and beside them the many that put objects to an API server or render charts, and wait for nothing
+    tables     and beside them the many that put objects to an API server or render charts, one after the other
     cluster    then, one after another: the others on real Kubernetes programs,
     e2e        and beside them those that drive the whole system; neither takes a core for long
 
@@ -50,7 +50,7 @@ PLAIN = Run(
     "not cluster and not e2e and not real_engine and not bench",
     ("-q", "-n", str(PROCESSES), "--dist", "worksteal"),
 )
-TABLES = Run("tables", "cluster and tables and not bench")
+TABLES = Run("tables", "cluster and tables and not e2e and not real_engine and not bench")
 CLUSTER = Run("cluster", "cluster and not tables and not e2e and not real_engine and not bench")
 END_TO_END = Run("e2e", "e2e and not real_engine and not bench")
 TURNS = ((PLAIN, TABLES), (CLUSTER, END_TO_END))

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from itertools import combinations
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+from _pytest.mark.expression import Expression
 
 SCRIPT = Path(__file__).resolve().parent.parent / "scripts" / "run_tests.py"
 
@@ -42,6 +44,20 @@ def runs() -> ModuleType:
 )
 def test_a_run_that_did_not_go_through_breaks_all(runs, codes, chosen, expected):
     assert runs.verdict(codes, chosen=chosen).name == expected
+
+
+@pytest.mark.parametrize(
+    "marks", [set(some) for count in range(4) for some in combinations(("cluster", "tables", "e2e"), count)]
+)
+def test_every_test_is_in_one_run(runs, marks):
+    """Of those that need no real engine and measure nothing; `tables` is said of tests on clusters only."""
+    of = [
+        run.name
+        for turn in runs.TURNS
+        for run in turn
+        if Expression.compile(run.marks).evaluate(lambda name: name in marks)
+    ]
+    assert len(of) == 1
 
 
 FLAKY = """

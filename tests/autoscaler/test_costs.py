@@ -466,11 +466,12 @@ def test_where_cheap_workers_do_not_come_the_expensive_pool_grows():
 def test_where_cheap_workers_find_no_node_the_expensive_pool_grows():
     policy = fleet(lambda _: 30.0).policy
 
-    def sizes(*, unschedulable: bool) -> tuple[int, ...]:
+    def sizes(*, wanted: int = 2, unschedulable: bool) -> tuple[int, ...]:
         pools = []
         for pool, service_s in zip(policy.pools, (1.0, 2.0), strict=True):
             numbers = {"running": 10, "running_mean": 10, "finished_per_s": 10 / service_s, "service_time_s": service_s}
-            counts = PoolCounts(2, 2, unschedulable=unschedulable and pool.name == "small")
+            small = pool.name == "small"
+            counts = PoolCounts(wanted if small else 2, 2, unschedulable=unschedulable and small)
             pools.append(PoolObservation(pool.name, counts, engine_readings(**numbers)))
         signals = readings(policy, arrived_per_s=30, burst_per_s=30)
         decision = decide(policy, ServiceState(), ServiceObservation(KEY, signals, tuple(pools)), 0.0)
@@ -479,6 +480,7 @@ def test_where_cheap_workers_find_no_node_the_expensive_pool_grows():
     assert sizes(unschedulable=False)[1] > 2
     assert sizes(unschedulable=True) > (2, 2)
     assert sizes(unschedulable=True)[1] == 2
+    assert sizes(wanted=6, unschedulable=True)[0] > sizes(wanted=6, unschedulable=False)[0], "ordered is not there"
 
 
 def priced(price: str | None) -> AcceleratorClassSpec:

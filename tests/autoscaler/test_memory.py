@@ -135,6 +135,7 @@ def test_a_state_that_is_as_full_as_it_gets_fits_many_times():
         (lambda text: edited(text, "pools", "mixed", "learnt", "orders", "startup_s", to="NaN"), Unusable.CORRUPT),
         (lambda text: edited(text, "pools", "mixed", "learnt", "orders", to=[]), Unusable.CORRUPT),
         (lambda text: edited(text, "mix", to={"prompt": 0, "cached": 0, "output": 0}), Unusable.CORRUPT),
+        (lambda text: edited(text, "credit", "patience_s", to=0.0), Unusable.CORRUPT),
         (lambda text: edited(text, "forecast", "past", "levels", to=[]), Unusable.CORRUPT),
         (lambda text: edited(text, "forecast", "past", "levels", 0, "values", 3, to="Infinity"), Unusable.CORRUPT),
         (lambda text: edited(text, "forecast", "season", "period", to=0.0), Unusable.CORRUPT),

@@ -4,7 +4,7 @@ from forebay_api.acceleratorclass import AcceleratorClassSpec
 from forebay_api.modelservice import ModelServiceSpec
 from forebay_capacity.accelerators import GIB, accelerator_of
 from forebay_capacity.errors import ImpossibleError
-from forebay_capacity.fits import Fit, Verdict, check_worker, fits
+from forebay_capacity.fits import Fit, Verdict, check_worker, engine_sequences, fits
 from forebay_capacity.shapes import shape_of
 from forebay_capacity.worker import Parallelism, Worker
 
@@ -63,6 +63,21 @@ def test_quantised_weights_and_cache_are_counted():
 def test_the_engines_share_of_memory_is_read_from_its_flags(arguments: list[str]):
     fit = ask("hf://meta-llama/Llama-3.1-8B-Instruct", args=arguments)
     assert fit.kv_tokens == pytest.approx((0.5 * 79.2 * GIB - 16.06e9 - 2 * GIB) / 131_072, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sequences"),
+    [
+        (["--max-num-seqs", "512"], 512),
+        (["--enforce-eager", "--max_num_seqs=32"], 32),
+        (["--max-num-seqs", "many"], None),
+        (["--max-num-seqs", "0"], None),
+        (["--max-num-seqs"], None),
+        (["--enforce-eager"], None),
+    ],
+)
+def test_the_engines_most_sequences_are_read_from_its_flags(arguments: list[str], sequences: int | None):
+    assert engine_sequences(arguments) == sequences
 
 
 @pytest.mark.parametrize("value", ["much", ""])

@@ -12,6 +12,7 @@ from forebay_localcluster.errors import CommandError
 from tests.charts.helm import CHART, NAMESPACE, RELEASE, Helm, of_kind
 from tests.charts.variants import COMPONENTS, PROMETHEUS, TEAMS, VARIANTS
 from tests.support.api_server import ApiServer, RefusedError, install_crds
+from tests.support.bounds import NEVER_S
 from tests.support.eventually import eventually
 from tests.support.rights import USED
 
@@ -191,7 +192,7 @@ def test_people_who_may_edit_a_namespace_may_edit_its_model_services(server: Api
             may = eventually(
                 lambda user=user: {(resource, verb) for _, resource, verb, _ in granted(server, user, NOT_SERVED)},
                 lambda found, wanted=wanted: found >= wanted,
-                within_s=10,
+                within_s=NEVER_S,
                 what=f"{user} has the rights that the chart adds",
             )
             assert not may & refused[user]
@@ -205,7 +206,7 @@ def test_the_pods_are_admitted_where_only_restricted_ones_are(release: Release):
     pods = eventually(
         lambda: release.get("pods", "-n", NAMESPACE)["items"],
         lambda found: len(found) == 6,
-        within_s=30,
+        within_s=NEVER_S,
         what="two pods of each component",
     )
     for pod in pods:
@@ -261,13 +262,18 @@ def test_an_upgrade_brings_old_crds_up_to_date_and_keeps_what_is_stored(server: 
             "pools": [{"name": "mixed", "accelerator": "h100-sxm", "priorityClassName": "serving"}],
         },
     }
-    eventually(lambda: refuses_unknown_field(server, service), bool, within_s=10, what="the old definition is served")
+    eventually(
+        lambda: refuses_unknown_field(server, service), bool, within_s=NEVER_S, what="the old definition is served"
+    )
     without = {**service, "spec": {**service["spec"], "pools": [{"name": "mixed", "accelerator": "h100-sxm"}]}}
     stored = server.create(without)
     try:
         release.install(PROMETHEUS)
         eventually(
-            lambda: refuses_unknown_field(server, service), lambda refused: not refused, within_s=10, what="the new one"
+            lambda: refuses_unknown_field(server, service),
+            lambda refused: not refused,
+            within_s=NEVER_S,
+            what="the new one",
         )
         assert release.get("msvc/chat")["metadata"]["uid"] == stored["metadata"]["uid"]
     finally:
@@ -300,7 +306,7 @@ def test_an_uninstall_leaves_nothing_but_the_crds(server: ApiServer, release: Re
     left = eventually(
         lambda: server.kubectl("get", everything, "-A", "-l", label, "-o", "name").split(),
         lambda names: len(names) == 3,
-        within_s=30,
+        within_s=NEVER_S,
         what="only the CRDs are left",
     )
     assert {name.partition("/")[0] for name in left} == {"customresourcedefinition.apiextensions.k8s.io"}

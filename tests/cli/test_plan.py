@@ -103,6 +103,18 @@ def test_the_samples_are_planned(sample: Path):
     assert "as written" in run("-f", str(sample), "--rate", "2").stdout
 
 
+def test_a_service_is_planned_with_its_engines_own_limit(tmp_path: Path):
+    manifest = yaml.safe_load((SAMPLES / "llama-8b-prefill-decode.yaml").read_text())
+
+    def layouts(*flags: str, args: list[str]) -> object:
+        manifest["spec"]["engine"] = {"args": args}
+        path = tmp_path / "service.yaml"
+        path.write_text(yaml.safe_dump(manifest))
+        return json.loads(run("-f", str(path), "--rate", "30", "-o", "json", *flags).stdout)["options"]
+
+    assert layouts(args=["--max-num-seqs", "4"]) == layouts("--max-num-seqs", "4", args=[]) != layouts(args=[])
+
+
 def test_accelerator_classes_of_the_file_count(tmp_path: Path):
     path = tmp_path / "service.yaml"
     path.write_text(

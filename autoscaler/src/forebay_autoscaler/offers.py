@@ -43,7 +43,7 @@ def rates_to_plan(sight: Sight, view: View) -> tuple[float, float] | tuple[None,
 def _offer(sight: Sight, view: View) -> Offer:
     pool, counts, coming = view.pool, view.counts, sum(count for _, count in view.coming)
     overdue = sum(count for _, count in view.learnt.orders.waiting) > coming
-    most_now = counts.ready + coming if overdue else counts.wanted
+    there = counts.ready if counts.unschedulable else counts.ready + coming if overdue else counts.wanted
     stuck = counts.unschedulable or counts.rival is not None or overdue
 
     def carried(workers: int, capacity: Capacity) -> float:
@@ -68,7 +68,7 @@ def _offer(sight: Sight, view: View) -> Offer:
         share=sight.shares[pool.name],
         price_per_hour=pool.price_per_hour,
         rate_per_s=(carried(many, expected) or carried(many, view.capacity)) / many,
-        most_per_s=carried(most_now if stuck else pool.replicas_max, view.capacity),
+        most_per_s=carried(there if stuck else pool.replicas_max, view.capacity),
         ready_per_s=carried(counts.ready, view.capacity),
         least_per_s=in_need(least),
         least_ready_per_s=in_need(min(least, counts.ready)),

@@ -1,6 +1,6 @@
 """What a ModelService asks of the autoscaler, in numbers. Pure: spec in, `ServicePolicy` out."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +14,7 @@ from forebay_autoscaler.observation import ServiceKey
 from forebay_autoscaler.schedules import Schedule, schedule_of
 from forebay_capacity.accelerators import MAX_SEQUENCES_SMALL
 from forebay_capacity.errors import CapacityError
-from forebay_capacity.fits import worker_of_pool
+from forebay_capacity.fits import engine_sequences, worker_of_pool
 from forebay_capacity.worker import Worker
 
 
@@ -114,19 +114,9 @@ def _pool_policy(spec: ModelServiceSpec, pool: Pool, accelerator: AcceleratorCla
         replicas_min=pool.replicas.min,
         replicas_max=pool.replicas.max,
         gpus=pool.parallelism.accelerators,
-        concurrency_max=sequences_max(spec.engine.args, default) * pool.parallelism.data,
+        concurrency_max=float((engine_sequences(spec.engine.args) or default) * pool.parallelism.data),
         spare=pool.replicas.spare,
         schedules=tuple(schedule_of(one) for one in pool.replicas.schedules),
         price_per_hour=price_per_hour,
         worker=worker,
     )
-
-
-def sequences_max(engine_args: Sequence[str], default: int) -> float:
-    """The engine's limit on concurrent sequences, from its flags; the default when it is not there or no number."""
-    for position, argument in enumerate(engine_args):
-        flag, _, value = argument.partition("=")
-        if flag == "--max-num-seqs":
-            text = value or (engine_args[position + 1] if position + 1 < len(engine_args) else "")
-            return float(text) if text.isdigit() and int(text) > 0 else float(default)
-    return float(default)

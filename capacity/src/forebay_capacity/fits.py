@@ -162,17 +162,25 @@ def _doubt(spec: ModelServiceSpec) -> str | None:
 
 def engine_utilization(arguments: Sequence[str]) -> float:
     """The share of memory that an engine with these flags takes."""
-    flag = "--gpu-memory-utilization"
+    try:
+        return float(_value_of("--gpu-memory-utilization", arguments) or ENGINE_UTILIZATION)
+    except ValueError:
+        return ENGINE_UTILIZATION  # the engine will say what is wrong with it
+
+
+def engine_sequences(arguments: Sequence[str]) -> int | None:
+    """Most concurrent sequences of an engine with these flags; None for its default, or where the flag is no such number."""
+    text = _value_of("--max-num-seqs", arguments) or ""
+    return int(text) if text.isdecimal() and int(text) > 0 else None
+
+
+def _value_of(flag: str, arguments: Sequence[str]) -> str | None:
+    """What a flag is given, `--flag value` or `--flag=value`, underscores for hyphens as vLLM takes them."""
     for index, argument in enumerate(arguments):
-        name, _, value = argument.replace("_", "-").partition("=")
-        if name != flag:
-            continue
-        text = value or (arguments[index + 1] if index + 1 < len(arguments) else "")
-        try:
-            return float(text)
-        except ValueError:
-            return ENGINE_UTILIZATION  # the engine will say what is wrong with it
-    return ENGINE_UTILIZATION
+        name, _, value = argument.partition("=")
+        if name.replace("_", "-") == flag:
+            return value or (arguments[index + 1] if index + 1 < len(arguments) else None)
+    return None
 
 
 def _subject(worker: Worker) -> str:

@@ -22,7 +22,7 @@ from forebay_capacity.architecture import ModelShape
 from forebay_capacity.batch import BATCHED_TOKENS
 from forebay_capacity.dtypes import Dtype, kv_dtype, weights_dtype
 from forebay_capacity.errors import CapacityError, ConfigError, ImpossibleError, require_positive
-from forebay_capacity.fits import engine_utilization
+from forebay_capacity.fits import engine_sequences, engine_utilization
 from forebay_capacity.performance import Serving
 from forebay_capacity.planning import Demand, Plan, make_plan
 from forebay_capacity.shapes import shape_from_config, shape_of
@@ -183,7 +183,7 @@ def plan(  # noqa: PLR0913  # the command line: each option is a parameter
             objective=_objective(ttft, tpot, target, service),
             serving=Serving(
                 batched_tokens=_at_least_one("max-num-batched-tokens", batched_tokens),
-                max_sequences=None if max_sequences is None else _at_least_one("max-num-seqs", max_sequences),
+                max_sequences=_max_sequences(max_sequences, service),
                 calibration=ROOFLINE if roofline else CALIBRATED,
             ),
             tensor=tuple(tensor or ()),
@@ -278,6 +278,12 @@ def _utilization(flag: float | None, service: ReadService | None) -> float:
     if flag is not None:
         return flag
     return UTILIZATION if service is None else engine_utilization(service.spec.engine.args)
+
+
+def _max_sequences(flag: int | None, service: ReadService | None) -> int | None:
+    if flag is not None:
+        return _at_least_one("max-num-seqs", flag)
+    return None if service is None else engine_sequences(service.spec.engine.args)
 
 
 def _objective(ttft: str | None, tpot: str | None, target: float | None, service: ReadService | None) -> Objective:

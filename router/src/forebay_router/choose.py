@@ -68,7 +68,7 @@ class Snapshot:
     """Prefill and decode workers of each revision that has both."""
     decode_pools: tuple[tuple[Candidate, ...], ...] = ()
     """Decode workers of each pool: they are alike in what is known of their speed."""
-    groups: dict[tuple[Role, Role, str, int], Group] = field(default_factory=dict, compare=False)
+    groups: dict[tuple[Role, Role, str | None, int], Group] = field(default_factory=dict, compare=False)
     """Pools that are too large to be looked at whole, made when first asked for."""
 
     @classmethod
@@ -244,7 +244,7 @@ def _choose_pair(demand: Demand, snapshot: Snapshot, rng: Random, now_s: float) 
 
 
 def _field(
-    pool: Sequence[Candidate], demand: Demand, snapshot: Snapshot, rng: Random, *, revision: str = ""
+    pool: Sequence[Candidate], demand: Demand, snapshot: Snapshot, rng: Random, *, revision: str | None = None
 ) -> Sequence[Candidate]:
     """All of a few workers; of many, those that hold most of the prompt and a random run. `revision`: of one side of a pair."""
     if len(pool) <= FIELD_MAX:
