@@ -68,6 +68,7 @@ HOT = [
     "router",
     "scoring",
     "serialising",
+    "skimming",
     "speed",
     "sse",
     "table",

@@ -214,7 +214,7 @@ class Placing:
             choice = self._choose_tried(service, demand, tried, now_s)
         if choice is None:
             return None
-        filler = priority_of(received, parsed.fields) is _LOW
+        filler = priority_of(received, parsed.outline) is _LOW
         expected = choice.prediction
         worker = choice.worker
         crowded = room.is_full(worker)
@@ -327,8 +327,8 @@ class Placing:
         return self.index.look_up(str(service.spec.key), parsed.content, lora=lora, session=parsed.session)
 
     def _demand(self, service: Service, parsed: ParsedRequest, tried: Tried | None, look_up: LookUp | None) -> Demand:
-        splittable = parsed.endpoint.splittable and parsed.fields is not None
-        if splittable and service.snapshot.prefill and parsed.fields and needs_one_worker(parsed.fields):
+        splittable = parsed.endpoint.splittable and parsed.outline is not None
+        if splittable and service.snapshot.prefill and parsed.outline and needs_one_worker(parsed.outline):
             if not service.snapshot.mixed:
                 raise errors.bad_body(
                     "prompt_logprobs and echo are not supported for this model, whose prefill and decode run on "
