@@ -188,14 +188,11 @@ def replay(  # noqa: PLR0913  # the command line: each option is a parameter
             sizes = {"mixed": workers, "prefill": prefill, "decode": decode}
             fleet = _fleet(engine, sizes, startup, _parsed(Objective, _duration_s(ttft), _duration_s(tpot), target))
             fleet = with_standing(fleet, spares=spare or (), schedules=schedule or (), prices=price or ())
-            read, prepare = _reader(trace, form), _preparing(rate, tick, first)
-            chosen = Scenario(
-                name=trace.name,
-                about="as recorded" if rate == 1 else f"at {rate:g} times its rate",
-                fleet=replace(fleet, budget_gpus=budget),
-                trace=lambda seed: prepare(read(seed), seed),
-                autoscaler=AutoscalerSpec(begins_s=begins_s(begins)),
-            )
+            fleet = replace(fleet, budget_gpus=budget)
+            requests = _requests(_reader(trace, form), _preparing(rate, tick, first))
+            about = "as recorded" if rate == 1 else f"at {rate:g} times its rate"
+            told = AutoscalerSpec(begins_s=begins_s(begins))
+            chosen = Scenario(name=trace.name, about=about, fleet=fleet, trace=requests, autoscaler=told)
         else:
             raise CliError("name what to replay: --scenario NAME (or `list`), or --trace FILE")
         chosen = replace(chosen, fleet=replace(chosen.fleet, routers=routers))
@@ -203,8 +200,7 @@ def replay(  # noqa: PLR0913  # the command line: each option is a parameter
         lines = _run(chosen, policies, list(range(1, seeds + 1)), jobs)
     except (TraceError, StartupError) as error:
         raise CliError(str(error)) from error
-    if html is not None:
-        _write_page(html, chosen, lines)
+    _write_page(html, chosen, lines)
     _hand_out(chosen, lines, output, write)
 
 
@@ -270,7 +266,9 @@ def _hand_out(scenario: Scenario, lines: list[Line], output: str, write: Path | 
         _print(scenario, lines)
 
 
-def _write_page(path: Path, scenario: Scenario, lines: list[Line]) -> None:
+def _write_page(path: Path | None, scenario: Scenario, lines: list[Line]) -> None:
+    if path is None:
+        return
     from forebay_cli.replay_html import Section, write_page  # noqa: PLC0415  # drawing is slow to load
 
     section = Section(scenario.name, scenario.about, scenario.fleet.objective, lines)
@@ -314,6 +312,10 @@ def _reader(path: Path, form: str) -> Callable[[int], Trace]:
     if form == "lmcache":
         return lambda seed: read_lmcache(path, sessions_per_s=0.05, seed=seed)
     raise CliError(f"--format is mooncake, azure or lmcache, not {form!r}")
+
+
+def _requests(read: Callable[[int], Trace], prepare: Callable[[Trace, int], Trace]) -> Callable[[int], Trace]:
+    return lambda seed: prepare(read(seed), seed)
 
 
 def _preparing(rate: float, tick: str | None, first: str | None) -> Callable[[Trace, int], Trace]:
