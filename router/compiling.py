@@ -57,6 +57,7 @@ HOT = [
     "metrics",
     "parsing",
     "peer",
+    "place",
     "placing",
     "predicting",
     "protection",

@@ -224,7 +224,7 @@ async def test_slow_worker_whose_counters_move_is_left_in():
         return b"vllm:kv_cache_usage_perc 0.%d\n" % count
 
     async def slow(asked, wire):
-        await asyncio.sleep(2.0)
+        await until(lambda: count > 20, "it was looked at, for longer than one may be quiet and still")
         await hello(asked, wire)
 
     async with workers(slow, hello) as [slow_one, good], routed(slow_one, good) as router:
@@ -232,7 +232,6 @@ async def test_slow_worker_whose_counters_move_is_left_in():
         quick(router)
         replies = await asyncio.gather(*(ask(router, chat(stream=True)) for _ in range(6)))
         assert [reply.text() for reply in replies] == ["hello"] * 6
-        assert count > 5, "it was looked at"
         assert worker_of(router, slow_one).health.ejections == 0
 
 
