@@ -69,6 +69,7 @@ HOT = [
     "router",
     "scoring",
     "serialising",
+    "skimming",
     "speed",
     "sse",
     "table",

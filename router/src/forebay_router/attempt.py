@@ -81,11 +81,12 @@ class Attempt:
     def ask(self) -> None:
         """Send the first request."""
         place, parsed = self.place, self.request.parsed
-        if place.prefill is None or parsed.fields is None:
+        if place.prefill is None or parsed.outline is None:
             self._ask_for_answer(parsed.body)
         else:
             leg = self._new_answer(None, prompt_answer=True)
             leg.collect_whole()
+            assert parsed.fields is not None
             self._send(place.prefill.worker, rewriting.prefill_body(parsed.fields), leg)
         parsed.put_away()
 

@@ -151,7 +151,7 @@ class Placing:
             choice = self._choose_tried(service, demand, tried, now_s)
         if choice is None:
             return None
-        filler = priority_of(received, parsed.fields) is _LOW
+        filler = priority_of(received, parsed.outline) is _LOW
         expected = choice.prediction
         worker = choice.worker
         crowded = room.is_full(worker)
@@ -273,7 +273,7 @@ class Placing:
         return self.index.look_up(str(service.spec.key), parsed.content, lora=lora, session=parsed.session)
 
     def _demand(self, service: Service, parsed: ParsedRequest, tried: Tried | None, look_up: LookUp | None) -> Demand:
-        splittable = parsed.endpoint.splittable and parsed.fields is not None
+        splittable = parsed.endpoint.splittable and parsed.outline is not None
         excluded = _NOBODY if tried is None else tried.workers
         if _undivided(service, parsed):
             if not service.mixes:
@@ -346,5 +346,5 @@ class Placing:
 
 def _undivided(service: Service, parsed: ParsedRequest) -> bool:
     """A request of a kind that is split here, though this one cannot be."""
-    fields = parsed.fields
+    fields = parsed.outline
     return service.splits and parsed.endpoint.splittable and fields is not None and needs_one_worker(fields)
