@@ -9,12 +9,13 @@ from forebay_router.speed import Origin
 from forebay_router.table import ServiceKey
 from tests.router.harness import ask, chat, routed, routed_pairs, running
 from tests.router.scripted import MODEL, hello, workers
+from tests.support.bounds import NEVER_S
 
 LONG = [{"role": "user", "content": "the basin in front of a power station " * 200}]
 
 
 async def explain(router, body, path: str = "/v1/chat/completions"):
-    async with httpx.AsyncClient() as control:
+    async with httpx.AsyncClient(timeout=NEVER_S) as control:
         return await control.post(router.control + "/explain", params={"path": path}, json=body)
 
 
