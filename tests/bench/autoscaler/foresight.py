@@ -1,6 +1,6 @@
 """What a perfect forecast would be worth on the ramps: Forebay's autoscaler, told the law of the rate in place of its forecast.
 
-    python -m tests.bench.autoscaler.foresight --situation ramp --seeds 5
+    python -m tests.bench.autoscaler.foresight --situation ramp --seeds 3
 
 All else is its own: what it learns of workers, margins, windows, start-up times. It does not know the chance of arrivals, nor
 that the run ends. So this is what forecasts can come to at best, where the clairvoyant bound, which knows both and keeps no
