@@ -80,7 +80,7 @@ class _Waiter(Generic[Place]):
     future: "asyncio.Future[Place]"
     since_s: float
     held_s: float | None
-    """Monotonic time from which it is held for a worker that can take it, before all others; None while it stands in the queue."""
+    """Monotonic time from which it is held for a worker that can take it, before all others; None while it is in the queue."""
 
 
 @dataclass(slots=True)
