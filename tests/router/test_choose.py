@@ -452,7 +452,7 @@ def test_decode_workers_are_kept_out_only_where_prefill_workers_are():
     )
     pairs = Snapshot.of([candidate("p", role=P), busy, idle, unknown])
     assert kept_out(asked, pairs) == (busy,)
-    assert kept_out(asked._replace(splittable=False), pairs) == ()
+    assert kept_out(demand(asked, splittable=False), pairs) == ()
     assert kept_out(demand(SPLIT, prompt_tokens=100), pairs) == ()
     assert kept_out(asked, Snapshot.of([busy, idle, unknown])) == ()
 
