@@ -72,7 +72,7 @@ def test_trial_of_a_worker_that_was_never_asked_is_made_again(reason):
     tried.note(prefiller.spec.uid, reason, lost=False, now_s=time.monotonic())
     again = place_of(placing, tried)
     assert again is not None
-    again.prefilled()
+    again.prefilled(time.monotonic())
     again.answered(decoder)
     again.release()
     assert decoder.health.sound
