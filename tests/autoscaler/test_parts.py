@@ -32,6 +32,7 @@ from forebay_autoscaler.seed import Mix, expect, mix_of
 from forebay_autoscaler.signals import Signals, count_within
 from forebay_autoscaler.state import ServiceState
 from forebay_autoscaler.status import metrics_fresh, scaling_active
+from forebay_capacity.batch import prefill_seconds
 from tests.autoscaler.manifests import model_service, pool_spec, worker_pool
 from tests.autoscaler.plant import KEY, known, pool_policy, service_policy
 from tests.autoscaler.test_timelines import load_of
@@ -125,6 +126,18 @@ def test_the_capacity_model_seeds_a_pool_before_anything_is_measured():
     assert mixed.limit < second.limit
     assert expect(decode.worker, Role.DECODE, mix, Objective(2.0, 0.001, 0.95), 256) is None, "faster than memory"
     assert expect(decode.worker, Role.DECODE, mix, OBJECTIVE, 8).limit == 8
+
+
+@pytest.mark.parametrize(("arguments", "tokens"), [([], 2048), (["--max-num-batched-tokens", "1024"], 1024)])
+def test_the_seed_of_a_small_gpu_computes_prompts_in_steps_of_its_engines_budget(arguments, tokens):
+    pools = [pool_spec("prefill", role="Prefill"), pool_spec("decode", role="Decode")]
+    stored = model_service(pools=pools, engine={"args": arguments})
+    stored["metadata"]["namespace"] = "default"
+    accelerators = {"h100-sxm": AcceleratorClassSpec(hardware="l40s")}
+    pool, _ = policy_of(stored, Tuning(), accelerators).pools
+    seed = expect(pool.worker, Role.PREFILL, Mix(prompt=4096, cached=0, output=200), OBJECTIVE, pool.concurrency_max)
+    assert seed.work_s == prefill_seconds(seed.timer, 4096, chunk_tokens=tokens)
+    assert seed.work_s != prefill_seconds(seed.timer, 4096)
 
 
 def test_a_pool_of_unknown_hardware_or_model_is_sized_by_measurement():

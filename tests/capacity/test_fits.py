@@ -4,7 +4,7 @@ from forebay_api.acceleratorclass import AcceleratorClassSpec
 from forebay_api.modelservice import ModelServiceSpec
 from forebay_capacity.accelerators import GIB, accelerator_of
 from forebay_capacity.errors import ImpossibleError
-from forebay_capacity.fits import Fit, Verdict, check_worker, engine_sequences, fits
+from forebay_capacity.fits import Fit, Verdict, check_worker, engine_sequences, engine_tokens, fits, worker_of_pool
 from forebay_capacity.shapes import shape_of
 from forebay_capacity.worker import Parallelism, Worker
 
@@ -78,6 +78,27 @@ def test_the_engines_share_of_memory_is_read_from_its_flags(arguments: list[str]
 )
 def test_the_engines_most_sequences_are_read_from_its_flags(arguments: list[str], sequences: int | None):
     assert engine_sequences(arguments) == sequences
+
+
+@pytest.mark.parametrize(
+    ("arguments", "tokens"),
+    [
+        (["--max-num-batched-tokens", "512"], 512),
+        (["--max_num_batched_tokens=512"], 512),
+        (["--max-num-seqs", "4"], None),
+    ],
+)
+def test_the_budget_of_a_step_is_read_from_the_engines_flags(arguments: list[str], tokens: int | None):
+    assert engine_tokens(arguments) == tokens
+    spec = ModelServiceSpec.model_validate(
+        {
+            "model": {"name": "llama-3.1-8b", "source": "hf://meta-llama/Llama-3.1-8B-Instruct"},
+            "engine": {"args": arguments},
+            "pools": [{"name": "mixed", "accelerator": "gpu"}],
+        }
+    )
+    worker = worker_of_pool(spec, spec.pools[0], AcceleratorClassSpec(hardware="l40s"))
+    assert worker.step_tokens == (tokens or 2048)
 
 
 @pytest.mark.parametrize("value", ["much", ""])

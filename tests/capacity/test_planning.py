@@ -1,17 +1,19 @@
 import math
+from dataclasses import replace
 
 import pytest
 
 from forebay_api.objective import Objective
 from forebay_capacity.accelerators import Accelerator, accelerator_of
+from forebay_capacity.batch import prefill_seconds
 from forebay_capacity.errors import ImpossibleError, UnknownAcceleratorError
 from forebay_capacity.layouts import MixedLayout, PoolSize, SplitLayout, usd_per_million_output_tokens
 from forebay_capacity.options import can_pair, find_options, highest_rate
 from forebay_capacity.performance import Serving, evaluate
 from forebay_capacity.planning import Demand, Limit, Plan, make_plan
-from forebay_capacity.refusals import Cause
+from forebay_capacity.refusals import Cause, idle_ttft_s
 from forebay_capacity.shapes import shape_of
-from forebay_capacity.steptime import ROOFLINE
+from forebay_capacity.steptime import ROOFLINE, timer_of
 from forebay_capacity.worker import Parallelism, Worker
 from forebay_capacity.workload import Workload
 
@@ -57,6 +59,26 @@ def test_the_limit_that_binds_is_named(changes: dict, limit: Limit):
 def test_the_engines_limit_is_what_vllm_takes_on_the_accelerator_unless_given(accelerator: str, sequences: int):
     assert Serving().sequences_of_lane(accelerator_of(accelerator)) == sequences
     assert Serving(max_sequences=8).sequences_of_lane(accelerator_of(accelerator)) == 8
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "tokens"), [("h100-sxm", 8192), ("mi300x", 8192), ("a100-80gb", 2048), ("l40s", 2048)]
+)
+def test_the_budget_of_a_step_is_what_vllm_takes_on_the_accelerator_unless_given(accelerator: str, tokens: int):
+    worker = Worker(shape_of("llama-3.1-8b"), accelerator_of(accelerator))
+    assert Serving().tokens_of_step(worker) == worker.step_tokens == tokens
+    assert Serving(batched_tokens=512).tokens_of_step(worker) == 512
+    assert Serving().tokens_of_step(replace(worker, batched_tokens=512)) == max(
+        512, worker.accelerator.sequences_default
+    )
+    assert Serving(max_sequences=10_000).tokens_of_step(worker) == 10_000, "a token for each sequence"
+
+
+def test_a_prompt_of_a_small_gpu_is_computed_in_steps_of_its_budget():
+    worker = Worker(shape_of("llama-3.1-8b"), accelerator_of("a100-80gb"))
+    workload = Workload(input_tokens=8192, output_tokens=64, rate_per_s=1.0)
+    in_four_s = prefill_seconds(timer_of(worker), 8192, chunk_tokens=2048)
+    assert idle_ttft_s(worker, workload, Serving()) == in_four_s > prefill_seconds(timer_of(worker), 8192)
 
 
 def test_every_option_meets_the_objective_and_the_cheapest_comes_first():

@@ -55,6 +55,17 @@ def test_the_choice_is_shown_with_its_candidates_and_reason():
     assert "goes to models/w-1: least cost, holds part of the prompt; predicted TTFT 15.5 ms" in text
 
 
+def test_decode_workers_that_are_kept_out_are_shown():
+    out = {"worker": "models/d-1", "requests": 3, "prompt_ms": 812.5, "tpot_ms": 25.0}
+    text = shown({**TOLD, "kept_out": [out], "kept_out_count": 18})
+    assert (
+        "models/d-1 does not compute it: its prompt takes 812.5 ms, and the 3 that decode there wait 25 ms at most"
+        in text
+    )
+    assert "nor do 17 more" in text
+    assert "does not compute it" not in shown({**TOLD, "kept_out": [], "kept_out_count": 0})
+
+
 def test_what_holds_a_request_back_is_shown():
     why = "every worker runs as many requests as it can in time"
     assert f"would wait here first: {why}; 5 wait already" in shown({**TOLD, "held": why, "waiting": 5})

@@ -112,6 +112,8 @@ def test_a_service_is_planned_with_its_engines_own_limit(tmp_path: Path):
         path.write_text(yaml.safe_dump(manifest))
         return json.loads(run("-f", str(path), "--rate", "30", "-o", "json", *flags).stdout)["options"]
 
+    assert layouts(args=["--max-num-batched-tokens", "300"]) == layouts("--max-num-batched-tokens", "300", args=[])
+    assert layouts("--max-num-batched-tokens", "300", args=[]) != layouts(args=[])
     assert layouts(args=["--max-num-seqs", "4"]) == layouts("--max-num-seqs", "4", args=[]) != layouts(args=[])
 
 

@@ -11,9 +11,13 @@ import orjson
 import pytest
 from typer.testing import CliRunner
 
+from forebay_api.modelservice import Role
+from forebay_api.objective import Objective
 from forebay_autoscaler.history_file import HistoryFile
 from forebay_cli.__main__ import app
 from forebay_cli.errors import CliError
+from forebay_cli.replay_standing import with_standing
+from forebay_simulator.fleet.spec import FleetSpec, PoolSpec
 from tests.autoscaler.test_history_file import records
 
 DATA = Path(__file__).resolve().parent.parent / "data" / "traces"
@@ -64,6 +68,64 @@ def test_a_page_has_every_policy_and_needs_nothing_else(tmp_path):
     assert not re.search(r"<script|<link|<img|@import|src=|url\((?!#)", text)
 
 
+STANDING = [
+    *SHORT,
+    "--first",
+    "300s",
+    "--rate",
+    "0.2",
+    "--startup",
+    "5s",
+    "-s",
+    "forebay",
+    "--seeds",
+    "1",
+    "-o",
+    "json",
+]
+
+
+def summary(*flags: str) -> dict[str, float]:
+    (policy,) = json.loads(replayed(*STANDING, *flags))["policies"]
+    return {name: value["mean"] for name, value in policy["summary"].items() if value is not None}
+
+
+def test_a_price_is_what_the_fleets_hours_cost():
+    found = summary("--workers", "2", "--price", "3", "--price", "mixed=2.5")
+    assert found["cost"] == pytest.approx(2.5 * found["gpu_hours"])
+
+
+def test_a_spare_and_a_schedule_are_workers_that_are_there_though_nothing_asks_for_them():
+    """The window is the first minutes of the run, whose clock begins at 07:58; a window at another time changes nothing."""
+    plain = summary("--workers", "2")
+    assert summary("--workers", "2", "--spare", "2")["gpu_hours"] > plain["gpu_hours"]
+    inside = summary("--workers", "2", "--schedule", "6@08:00-08:04", "--begins", "07:58")
+    assert inside["gpu_hours"] > 1.5 * plain["gpu_hours"]
+    outside = summary("--workers", "2", "--schedule", "6@20:00-21:00", "--begins", "07:58")
+    assert outside["gpu_hours"] == plain["gpu_hours"]
+
+
+def test_pools_of_a_split_fleet_are_told_one_by_one():
+    fleet = FleetSpec(
+        pools=(
+            PoolSpec(name="prefill", role=Role.PREFILL, replicas=1),
+            PoolSpec(name="decode", role=Role.DECODE, replicas=1),
+        ),
+        objective=Objective(1.0, 0.1, 0.9),
+    )
+    made = with_standing(
+        fleet,
+        spares=["1", "decode=2"],
+        schedules=["4@08:00-09:00", "prefill=6@22:00-02:00"],
+        prices=["decode=2"],
+    )
+    prefill, decode = made.pools
+    assert (prefill.spare, decode.spare) == (1, 2)
+    assert (prefill.price_per_hour, decode.price_per_hour) == (None, 2.0)
+    assert [(one.min, one.from_, one.to) for one in prefill.schedules] == [(4, "08:00", "09:00"), (6, "22:00", "02:00")]
+    assert [one.name for one in decode.schedules] == ["schedule-1"]
+
+
 def test_more_of_a_trace_is_more_requests():
     def requests(*flags: str) -> int:
         shown = replayed(*SHORT, "--first", "240s", "--seeds", "1", "-o", "json", *flags)
@@ -76,6 +138,9 @@ def test_scenarios_are_listed():
     shown = replayed("--scenario", "list")
     assert "worker-loss" in shown
     assert "metrics-loss" in shown
+
+
+TOLD = ["--trace", CONVERSATION, "-s", "forebay"]
 
 
 @pytest.mark.parametrize(
@@ -102,6 +167,20 @@ def test_scenarios_are_listed():
         (["--trace", CONVERSATION, "--workers", "16", "--prefill", "5", "--decode", "4"], "--workers are mixed ones"),
         (["--scenario", "step", "--budget", "4", "--ttft", "2s"], "--budget, --ttft: a scenario has its own"),
         (["--scenario", "step", "--trace", CONVERSATION], "--trace: a scenario has its own"),
+        (["--scenario", "step", "--spare", "1", "--price", "2"], "--spare, --price: a scenario has its own"),
+        ([*TOLD, "--spare", "one"], "--spare 'one' is not a number of workers: write --spare 1, or"),
+        ([*TOLD, "--spare", "decode=1"], "--spare 'decode=1': 'decode' is no pool of this fleet, which has mixed"),
+        ([*TOLD, "--price", "0"], "--price '0' is not a price of a GPU-hour"),
+        ([*TOLD, "--price", "nan"], "--price 'nan' is not a price of a GPU-hour"),
+        ([*TOLD, "--schedule", "08:00-09:00"], "--schedule '08:00-09:00' is not WORKERS@FROM-TO"),
+        ([*TOLD, "--schedule", "8@08:00-25:00"], "--schedule '8@08:00-25:00' is not a schedule: to: must be a time"),
+        ([*TOLD, "--schedule", "8@08:00-08:00"], "a schedule's from and to must differ"),
+        ([*TOLD, "--schedule", "8@08:00-09:00", "--begins", "8 am"], "--begins '8 am' is not a time of day"),
+        ([*TOLD, "--begins", "08:00"], "--begins: nothing but a --schedule goes by the clock"),
+        (
+            ["--trace", CONVERSATION, "--spare", "1", "--schedule", "8@08:00-09:00"],
+            "--spare, --schedule: no other policy",
+        ),
     ],
 )
 def test_what_cannot_be_done_is_a_sentence(flags, message):

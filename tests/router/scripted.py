@@ -49,7 +49,10 @@ class Wire:
             await self._reader.read(1)
 
     async def raw(self, data: bytes) -> None:
-        self.writer.write(data)
+        try:
+            self.writer.write(data)
+        except RuntimeError as error:  # uvloop's word for a connection that the other side has ended
+            raise ConnectionResetError from error
         await self.writer.drain()
 
     async def head(self, status: int = 200, headers: dict[str, str] | None = None, *, chunked: bool = True) -> None:

@@ -13,6 +13,7 @@ import httpx
 from forebay_router.compilation import compiled, version_line
 from tests.router.harness import routed
 from tests.router.scripted import hello, workers
+from tests.support.bounds import NEVER_S
 
 SCRIPT = Path(__file__).parents[2] / "router" / "compiling.py"
 
@@ -131,5 +132,5 @@ def test_machine_without_a_compiler_is_told_what_it_lacks(tmp_path, monkeypatch)
 
 async def test_state_and_version_tell_whether_it_is_compiled():
     assert version_line().endswith("(compiled)" if compiled() else "(interpreted)")
-    async with workers(hello) as [worker], routed(worker) as router, httpx.AsyncClient() as client:
+    async with workers(hello) as [worker], routed(worker) as router, httpx.AsyncClient(timeout=NEVER_S) as client:
         assert (await client.get(router.control + "/state")).json()["compiled"] is compiled()

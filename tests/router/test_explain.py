@@ -4,15 +4,18 @@ from dataclasses import replace
 
 import httpx
 
+from forebay_api.modelservice import Role
+from forebay_router.speed import Origin
 from forebay_router.table import ServiceKey
 from tests.router.harness import ask, chat, routed, routed_pairs, running
 from tests.router.scripted import MODEL, hello, workers
+from tests.support.bounds import NEVER_S
 
 LONG = [{"role": "user", "content": "the basin in front of a power station " * 200}]
 
 
 async def explain(router, body, path: str = "/v1/chat/completions"):
-    async with httpx.AsyncClient() as control:
+    async with httpx.AsyncClient(timeout=NEVER_S) as control:
         return await control.post(router.control + "/explain", params={"path": path}, json=body)
 
 
@@ -46,6 +49,25 @@ async def test_both_sides_of_a_pair_are_told():
         told = (await explain(router, chat(messages=LONG))).json()
         assert {one["worker"] for one in told["candidates"]} == {one.url for one in scripted}
         assert told["worker"] == scripted[1].url
+
+
+async def test_decode_workers_that_are_kept_out_are_told_with_what_keeps_them_out():
+    """They are no candidates: those that decode there would wait for the prompt for longer than a token may take."""
+    async with workers(hello, hello, hello) as scripted, routed_pairs(scripted[:1], scripted[1:]) as router:
+        busy, idle = (one for one in router.table.workers.values() if one.spec.role is Role.DECODE)
+        pool = busy.candidate.speed.pool
+        pool.plan(replace(pool.seed, origin=Origin.PLANNED))
+        lease = router.table.take(busy, prompt_tokens=0, output_tokens=1)
+        told = (await explain(router, chat(messages=[{"role": "user", "content": "word " * 200_000}]))).json()
+        (out,) = told["kept_out"]
+        assert out["worker"] == busy.spec.name
+        assert out["requests"] == 1
+        assert out["prompt_ms"] > out["tpot_ms"] == told["objective"]["tpot_ms"]
+        assert told["kept_out_count"] == 1
+        short = (await explain(router, chat())).json()
+        assert (short["kept_out"], short["kept_out_count"]) == ([], 0)
+        lease.release()
+        assert idle.load.requests == 0
 
 
 async def test_what_would_wait_or_be_refused_is_told():

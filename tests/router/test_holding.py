@@ -9,7 +9,7 @@ import pytest
 from forebay_router.table import WorkerState
 from tests.router.harness import ask, chat, request_bytes, routed, running, until
 from tests.router.scripted import ScriptedWorker, completion, hello, workers
-from tests.support.bounds import in_time, quickest_of_three
+from tests.support.bounds import NEVER_S, in_time, quickest_of_three
 
 
 async def test_unknown_model_is_404():
@@ -37,7 +37,7 @@ async def test_unknown_models_make_no_series():
 async def _series(router) -> list[str]:
     import httpx
 
-    async with httpx.AsyncClient() as client:
+    async with httpx.AsyncClient(timeout=NEVER_S) as client:
         text = (await client.get(router.control + "/metrics")).text
     return [line for line in text.splitlines() if line.startswith("forebay_")]
 

@@ -14,7 +14,8 @@ from forebay_router.fitting import work_of
 from forebay_router.index.approximate import ApproximateIndex
 from forebay_router.index.prefix_index import PrefixIndex
 from forebay_router.parsing import ParsedRequest, parse_request
-from forebay_router.placing import Place, Placing
+from forebay_router.place import Place
+from forebay_router.placing import Placing
 from forebay_router.reading import Received
 from forebay_router.speed import TRAFFIC_S, PoolSpeed
 from forebay_router.table import ServiceKey, ServiceSpec, WorkerSpec, WorkerState, WorkerTable, WorkerUid

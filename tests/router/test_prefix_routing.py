@@ -9,6 +9,7 @@ import httpx
 
 from tests.router.harness import Running, ask, chat, routed, routed_pairs, until
 from tests.router.scripted import MODEL, Asked, Wire, chat_chunk, completion, usage_chunk, workers
+from tests.support.bounds import NEVER_S
 
 WORDS = "The reservoir above the dam was full, and the turbines below it turned without a sound. "
 BLOCK = 64
@@ -73,7 +74,7 @@ def turn_of(text: str) -> tuple[str, int]:
 
 
 async def state(router: Running) -> dict:
-    async with httpx.AsyncClient() as client:
+    async with httpx.AsyncClient(timeout=NEVER_S) as client:
         return (await client.get(f"{router.control}/state")).json()
 
 

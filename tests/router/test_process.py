@@ -17,6 +17,7 @@ from forebay_router.options import OPTIONS
 from forebay_router.settings import parse_settings
 from tests.router.harness import ask, chat, request_bytes, routed, running, until
 from tests.router.scripted import chat_chunk, hello, workers
+from tests.support.bounds import NEVER_S
 
 DOCS = Path(__file__).parents[2] / "docs" / "router.md"
 
@@ -43,7 +44,7 @@ async def test_drain_lets_accepted_requests_finish_and_sends_clients_elsewhere()
             lambda: any(one._reader.receiving for one in router.process.router.connections.live), "a request has begun"
         )
         router.process.on_signal()
-        async with httpx.AsyncClient() as control:
+        async with httpx.AsyncClient(timeout=NEVER_S) as control:
             await until(lambda: router.process.router.connections.draining, "draining")
             readiness = await control.get(router.control + "/readyz")
             assert (readiness.status_code, readiness.text) == (503, "draining\n")
@@ -108,7 +109,7 @@ async def test_second_signal_does_not_wait():
 
 
 async def test_metrics_are_valid_and_every_series_is_there_from_the_start():
-    async with workers(hello) as [worker], routed(worker) as router, httpx.AsyncClient() as control:
+    async with workers(hello) as [worker], routed(worker) as router, httpx.AsyncClient(timeout=NEVER_S) as control:
         text = (await control.get(router.control + "/metrics")).text
         families = {family.name: family for family in text_string_to_metric_families(text)}
         documented = {family.name.removesuffix("_total") for family in FAMILIES}
@@ -140,7 +141,7 @@ async def test_metrics_are_valid_and_every_series_is_there_from_the_start():
 
 async def test_ttft_buckets_reach_ten_minutes():
     """C115: a long wait is never above the last finite bound."""
-    async with workers(hello) as [worker], routed(worker) as router, httpx.AsyncClient() as control:
+    async with workers(hello) as [worker], routed(worker) as router, httpx.AsyncClient(timeout=NEVER_S) as control:
         text = (await control.get(router.control + "/metrics")).text
         assert 'time_to_first_token_seconds_bucket{namespace="local",model_service="m",le="600.0"}' in text
 
@@ -152,7 +153,7 @@ async def test_state_shows_workers_and_loads():
         await gate.wait()
         await hello(asked, wire)
 
-    async with workers(script) as [worker], routed(worker) as router, httpx.AsyncClient() as control:
+    async with workers(script) as [worker], routed(worker) as router, httpx.AsyncClient(timeout=NEVER_S) as control:
         asking = asyncio.create_task(ask(router, chat()))
         await until(lambda: worker.asked, "it runs")
         state = (await control.get(router.control + "/state")).json()
@@ -167,7 +168,7 @@ async def test_not_ready_before_the_workers_are_known():
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{unused.getsockname()[1]}"
-        async with running("--workers", url, ready=False) as router, httpx.AsyncClient() as control:
+        async with running("--workers", url, ready=False) as router, httpx.AsyncClient(timeout=NEVER_S) as control:
             assert (await control.get(router.control + "/readyz")).status_code == 503
             assert (await control.get(router.control + "/healthz")).status_code == 200
             assert (await control.get(router.url + "/health")).status_code == 503

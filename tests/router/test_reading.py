@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forebay_router.bodies import LONG_BYTES, BodyMemory
+from forebay_router.bodies import LONG_BYTES, BodyMemory, source_of
 from forebay_router.reading import Limits, Received, RequestReader
 
 OFFER = b"Host: a\r\nConnection: upgrade\r\nUpgrade: h2c\r\n"
@@ -80,6 +80,9 @@ def test_long_bodies_are_read_however_they_are_cut(sizes, cuts):
     assert not any(one.refused for one in found)
     longs = [one for one in found if one.path == b"/long"]
     assert [bytes(one.body) for one in longs] == [b"\r\n\r\n" + LETTERS[: size - 4] for size in sizes]
+    for one in longs:
+        source, start = source_of(one.body)
+        assert source[start:] == one.body, "views go on to the end of what they are of"
     assert len(found) == 2 * len(sizes) + 2
     assert (found[-2].body, found[-1].body) == (b"abc", b"hi")
 

@@ -1,9 +1,12 @@
 """Speeds by the capacity model, before anything is measured."""
 
+from dataclasses import replace
+
 import pytest
 
 from forebay_capacity.batch import prefill_seconds
-from forebay_router.discovery.seeds import _through, seed_of_timer
+from forebay_capacity.steptime import timer_of
+from forebay_router.discovery.seeds import _through, seed_of, seed_of_timer
 from forebay_router.fitting import BEND_MAX, work_of
 from forebay_simulator.fleet.spec import EngineSpec
 
@@ -14,6 +17,17 @@ def test_prompts_of_all_lengths_are_expected_to_take_what_the_model_says(tokens)
     seed = seed_of_timer(timer)
     expected_s = seed.first_token_s + seed.prefill_token_s * work_of(tokens, tokens, seed.bend)
     assert expected_s == pytest.approx(prefill_seconds(timer, tokens), rel=0.1)
+
+
+def test_a_small_gpu_computes_long_prompts_in_more_steps():
+    """As vLLM does on it, and as the simulated engine does."""
+    spec = EngineSpec(accelerator="l40s")
+    worker = spec.worker()
+    tokens = spec.served().scheduler.max_batched_tokens
+    assert worker.step_tokens == tokens == 2048
+    seed = seed_of(worker)
+    assert seed == replace(spec.seed(), kv_tokens=seed.kv_tokens)
+    assert seed != seed_of_timer(timer_of(worker), worker.lanes, seed.kv_tokens)
 
 
 THREE = {

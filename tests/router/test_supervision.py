@@ -12,6 +12,7 @@ from forebay_router.supervision import Background, Supervisor
 from tests.router.harness import ask, chat, request_bytes, routed, running, until
 from tests.router.mesh.test_sockets import free_ports
 from tests.router.scripted import ScriptedWorker, chat_chunk, hello, started, workers
+from tests.support.bounds import NEVER_S
 
 
 class OddError(Exception):
@@ -129,7 +130,7 @@ async def test_streams_outlive_every_loop_that_fails(monkeypatch, tmp_path):
         assert text.count(b"data: ") == 3
         assert text.endswith(b"data: [DONE]\n\n")
         await client.close()
-        async with httpx.AsyncClient() as control:
+        async with httpx.AsyncClient(timeout=NEVER_S) as control:
             metrics = (await control.get(router.control + "/metrics")).text
         for background in Background:
             shown = f'forebay_router_background_failures_total{{loop="{background.value}"}}'

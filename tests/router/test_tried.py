@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from contextlib import ExitStack
 from dataclasses import replace
 from math import inf
 
@@ -9,10 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay_router.errors import FailureReason
+from forebay_router.errors import FailureReason, WorkerFailure
 from forebay_router.health.breaker import RESTS, Cause, Condition, Rest
+from forebay_router.judging import ENGINE_DEAD
 from forebay_router.table import WorkerState
-from forebay_router.tried import LOST_MAX, Tried
+from forebay_router.tried import DOWN_MAX, Tried
 from tests.router.harness import Running, ask, chat, routed, routed_pairs, running, until
 from tests.router.scripted import ScriptedWorker, completion, hello, started, workers
 from tests.router.test_failures import dropping
@@ -65,6 +67,11 @@ def become(router: Running, uid: str, state: WorkerState) -> None:
     router.table.put_worker(replace(router.table.workers[uid].spec, state=state), time.monotonic())
 
 
+def note(tried: Tried, uid: str, reason: FailureReason, *, lost: bool, now_s: float) -> None:
+    """A failure of what was sent at that moment."""
+    tried.note(uid, WorkerFailure(reason, "no"), lost=lost, sent_s=now_s, now_s=now_s)
+
+
 # -- the rule ---------------------------------------------------------------------------------------------------------
 
 
@@ -85,8 +92,8 @@ def become(router: Running, uid: str, state: WorkerState) -> None:
 )
 def test_only_what_was_the_connections_fault_is_asked_again_by_time_alone(reason, lost, rest_s):
     """A connection kept from an earlier request may have ended before one that is silent then was made."""
-    tried = Tried()
-    tried.note("a", reason, lost=lost, now_s=10.0)
+    tried = Tried(HELD_S)
+    note(tried, "a", reason, lost=lost, now_s=10.0)
     assert tried.again_s(10.0) == rest_s
     assert tried.excluded({}, 10.0 + min(rest_s, 1e6) - 0.01) == {"a"}
     assert tried.excluded({}, 10.0 + min(rest_s, 1e6)) == (set() if rest_s < inf else {"a"})
@@ -94,8 +101,8 @@ def test_only_what_was_the_connections_fault_is_asked_again_by_time_alone(reason
 
 @pytest.mark.parametrize("reason", list(FailureReason))
 def test_worker_that_was_away_since_is_asked_again_whatever_it_failed_with(reason):
-    tried = Tried()
-    tried.note("a", reason, lost=True, now_s=10.0)
+    tried = Tried(HELD_S)
+    note(tried, "a", reason, lost=True, now_s=10.0)
     assert tried.excluded({"a": 9.9}, 10.1) == {"a"}, "it was away before"
     assert tried.excluded({"a": -inf}, 10.1) == {"a"}
     assert tried.excluded({"a": 10.05}, 10.1) == set()
@@ -103,10 +110,10 @@ def test_worker_that_was_away_since_is_asked_again_whatever_it_failed_with(reaso
 
 def test_next_look_is_when_the_next_one_has_rested_and_none_that_has_calls_for_one():
     """One that has rested may be left alone for everybody, longer: looking at it all the time would be no use."""
-    tried = Tried()
-    tried.note("refused", FailureReason.CONNECT, lost=False, now_s=10.0)
-    tried.note("ended", FailureReason.RESET, lost=True, now_s=10.0)
-    tried.note("silent", FailureReason.FIRST_BYTE_TIMEOUT, lost=False, now_s=10.0)
+    tried = Tried(HELD_S)
+    note(tried, "refused", FailureReason.CONNECT, lost=False, now_s=10.0)
+    note(tried, "ended", FailureReason.RESET, lost=True, now_s=10.0)
+    note(tried, "silent", FailureReason.FIRST_BYTE_TIMEOUT, lost=False, now_s=10.0)
     assert tried.again_s(10.0) == CONNECT_REST_S
     assert tried.again_s(10.0 + CONNECT_REST_S) == ENDED_REST_S - CONNECT_REST_S
     assert tried.again_s(10.0 + ENDED_REST_S) == inf
@@ -115,28 +122,59 @@ def test_next_look_is_when_the_next_one_has_rested_and_none_that_has_calls_for_o
 FAILURES = st.tuples(st.sampled_from("abc"), st.sampled_from(FailureReason), st.booleans(), st.floats(0, 10))
 
 
-@given(st.lists(FAILURES, max_size=30))
-def test_every_failure_counts_but_a_refusal_by_a_worker_that_had_failed(failures):
-    """Those move neither the count nor the time from which the wait is counted, so neither can go on for ever."""
-    tried, now_s = Tried(), 0.0
+@given(st.lists(FAILURES, max_size=30), st.sampled_from([0.0, 5.0, inf]))
+def test_every_failure_counts_but_of_connections_that_could_not_be_made(failures, hold_s):
+    """Those do not move the time from which the wait is counted, so they cannot go on for ever."""
+    tried, now_s = Tried(hold_s), 0.0
     for uid, reason, lost, later_s in failures:
         now_s += later_s
         before, known = (tried.attempts, tried.since_s), uid in tried.failed
-        tried.note(uid, reason, lost=lost, now_s=now_s)
-        if known and reason is FailureReason.CONNECT:
-            assert (tried.attempts, tried.since_s) == before
-        else:
+        first = not tried.failed
+        note(tried, uid, reason, lost=lost, now_s=now_s)
+        if lost or reason is not FailureReason.CONNECT:
             assert (tried.attempts, tried.since_s) == (before[0] + 1, now_s)
+        else:
+            assert tried.since_s == (now_s if first else before[1])
+            assert tried.attempts == before[0] + (not known and now_s >= tried.since_s + hold_s)
         assert uid in tried.excluded({}, now_s)
         assert tried.excluded({}, now_s) <= tried.workers
-    assert tried.lost == sum(lost for _, _, lost, _ in failures)
+
+
+@pytest.mark.parametrize(
+    ("reason", "lost", "died", "down"),
+    [
+        (FailureReason.RESET, True, False, True),
+        (FailureReason.CUT_OFF, True, False, True),
+        (FailureReason.CUT_OFF, False, False, False),
+        (FailureReason.WORKER_ERROR, False, True, True),
+        (FailureReason.WORKER_ERROR, False, False, False),
+        (FailureReason.FIRST_BYTE_TIMEOUT, False, False, True),
+        (FailureReason.FIRST_BYTE_TIMEOUT, True, False, True),
+        (FailureReason.FROZEN, False, False, True),
+        (FailureReason.CONNECT, False, False, False),
+        (FailureReason.ABORTED, False, False, False),
+        (FailureReason.BAD_ANSWER, False, False, False),
+    ],
+)
+def test_workers_that_may_have_gone_down_under_a_request(reason, lost, died, down):
+    tried = Tried(HELD_S)
+    tried.note("a", WorkerFailure(reason, "no", died=died), lost=lost, sent_s=10.0, now_s=10.0)
+    assert tried.down == down
+
+
+def test_worker_that_came_back_before_its_failure_was_seen_is_asked_again():
+    """It was sent the request at 10, was another process from 12 on, and the time limit of the old one's answer ended at 20."""
+    tried = Tried(HELD_S)
+    tried.note("a", WorkerFailure(FailureReason.FIRST_BYTE_TIMEOUT, "no"), lost=False, sent_s=10.0, now_s=20.0)
+    assert tried.excluded({"a": 9.0}, 20.1) == {"a"}
+    assert tried.excluded({"a": 12.0}, 20.1) == set()
 
 
 def test_other_worker_is_preferred_however_well_rested_those_are_that_failed():
-    tried = Tried()
+    tried = Tried(HELD_S)
     placing = split("d1", "d2", "d3")
     for uid in ("d1", "d2"):
-        tried.note(uid, FailureReason.CONNECT, lost=False, now_s=time.monotonic() - 100)
+        note(tried, uid, FailureReason.CONNECT, lost=False, now_s=time.monotonic() - 100)
     for _ in range(10):
         place = place_of(placing, tried)
         assert place is not None
@@ -146,7 +184,7 @@ def test_other_worker_is_preferred_however_well_rested_those_are_that_failed():
     again = place_of(placing, tried)
     assert again is not None
     again.release()
-    tried.note("d1", FailureReason.RESET, lost=True, now_s=time.monotonic())
+    note(tried, "d1", FailureReason.RESET, lost=True, now_s=time.monotonic())
     again = place_of(placing, tried)
     assert again is not None
     assert again.lease.worker.spec.uid == "d2", "the other has not rested yet"
@@ -154,12 +192,13 @@ def test_other_worker_is_preferred_however_well_rested_those_are_that_failed():
 
 
 def test_request_that_was_held_for_as_long_as_it_may_is_given_to_none_that_failed_on_it():
-    """Counted from the last attempt that was a new one, however well rested they are."""
+    """Counted from the last attempt that was one, however well rested they are."""
     placing = split("d1", "d2")
     for since_s, possible in ((HELD_S - 60, True), (HELD_S + 1, False)):
-        tried = Tried()
-        for uid, ago_s in (("d1", 2 * HELD_S), ("d2", since_s), ("d1", 1.0)):
-            tried.note(uid, FailureReason.CONNECT, lost=False, now_s=time.monotonic() - ago_s)
+        tried = Tried(HELD_S)
+        for uid, ago_s, sent in (("d1", 2 * HELD_S, False), ("d2", since_s, True), ("d1", 1.0, False)):
+            reason = FailureReason.RESET if sent else FailureReason.CONNECT
+            note(tried, uid, reason, lost=sent, now_s=time.monotonic() - ago_s)
         assert not tried.excluded({}, time.monotonic())
         assert placing.possible(placing.table.services[KEY], PARSED, tried) is possible
         place = place_of(placing, tried)
@@ -169,8 +208,8 @@ def test_request_that_was_held_for_as_long_as_it_may_is_given_to_none_that_faile
 
 
 def test_prefill_worker_that_failed_is_left_out_while_a_decode_worker_computes_prompts():
-    placing, tried = split("p1", "d1"), Tried()
-    tried.note("p1", FailureReason.CONNECT, lost=False, now_s=time.monotonic() - 100)
+    placing, tried = split("p1", "d1"), Tried(HELD_S)
+    note(tried, "p1", FailureReason.CONNECT, lost=False, now_s=time.monotonic() - 100)
     place = place_of(placing, tried)
     assert place is not None
     assert place.prefill is None
@@ -227,7 +266,34 @@ async def test_workers_that_let_connections_wait_get_no_request_when_its_time_is
         with dropping(made[0].port), dropping(made[1].port):
             reply = await ask(router, chat())
         assert (reply.status, reply.json["error"]["code"]) == (503, "no_ready_worker")
-        assert 2 <= router.stats.retries["connect"] <= 4, "each of two is a new one, then as many as begin within 0.5 s"
+        assert 2 <= router.stats.retries["connect"] <= 4, "as many as begin within 0.5 s"
+
+
+async def test_workers_that_all_refuse_connections_are_no_attempts():
+    """More of them than attempts: none has anything of the request, so it waits as it would for one or two."""
+    flags = (*UNNOTICED, "--attempts", "2")
+    async with workers(hello, hello, hello, hello) as made, routed(*made, flags=flags) as router:
+        for worker in made:
+            await worker.stop()
+        asking = asyncio.create_task(ask(router, chat()))
+        await until(lambda: router.stats.retries["connect"] >= 6, "each was tried, and some again")
+        await made[2].start()
+        assert (await asking).status == 200
+        assert router.verdicts() == {"good": 1, "bad": 0, "abandoned": 0}
+
+
+async def test_workers_without_number_that_let_connections_wait_are_not_all_waited_for():
+    """Each costs its connection's time. After the hold time each of them is an attempt."""
+    flags = ("--probe-interval", "1h", "--hold-timeout", "500ms", "--connect-timeout", "300ms", "--attempts", "2")
+    async with workers(*[hello] * 8) as made, routed(*made, flags=flags) as router:
+        for worker in made:
+            await worker.stop()
+        with ExitStack() as ports:
+            for worker in made:
+                ports.enter_context(dropping(worker.port))
+            reply = await ask(router, chat())
+        assert reply.status in {502, 503}
+        assert sum(router.stats.retries.values()) <= 4, "at 0.3 and 0.6 s, then two attempts"
 
 
 @pytest.mark.parametrize("fails", [reset, silent])
@@ -290,7 +356,60 @@ async def test_request_that_breaks_its_worker_each_time_is_given_up():
     async with workers(reset) as [worker], routed(worker, flags=UNNOTICED) as router:
         reply = await ask(router, chat())
         assert (reply.status, reply.json["error"]["code"]) == (502, "reset")
-        assert len(worker.asked) == LOST_MAX
+        assert len(worker.asked) == DOWN_MAX
+
+
+async def hang_up(_asked, wire):
+    """What an engine says whose core has died; its process follows."""
+    await wire.json({"error": {"message": ENGINE_DEAD + ". See stack trace.", "code": 500}}, status=500)
+
+
+async def hang_up_streaming(_asked, wire):
+    await wire.events_head()
+    await wire.event({"error": {"message": ENGINE_DEAD + ". See stack trace.", "code": 500}})
+    await wire.event("[DONE]")
+    await wire.end_chunks()
+
+
+@pytest.mark.parametrize(
+    ("script", "status", "code"),
+    [
+        (reset, 502, "reset"),
+        (silent, 504, "first_byte_timeout"),
+        (hang_up, 502, "worker_error"),
+        (hang_up_streaming, 502, "worker_error"),
+    ],
+)
+async def test_request_that_takes_workers_down_takes_no_third(script, status, code):
+    """Whatever a worker that goes down looks like from here: fewer than the attempts."""
+    flags = (*UNNOTICED, "--attempts", "5", "--first-byte-timeout", "300ms")
+    async with workers(*[script] * 4) as made, routed(*made, flags=flags) as router:
+        reply = await ask(router, chat(stream=True))
+        assert (reply.status, reply.json["error"]["code"]) == (status, code)
+        assert sum(len(worker.asked) for worker in made) == DOWN_MAX
+
+
+async def test_request_that_hangs_the_only_worker_each_time_is_given_up():
+    """The engine hangs, its container is begun anew, and the router sees only silence and that it was away."""
+    flags = (*UNNOTICED, "--attempts", "5", "--first-byte-timeout", "300ms")
+    async with workers(silent) as [worker], routed(worker, flags=flags) as router:
+        (uid,) = router.table.workers
+        asking = asyncio.create_task(ask(router, chat(stream=True)))
+        await until(lambda: router.stats.pending == 1, "it has failed, and waits")
+        become(router, uid, WorkerState.NOT_READY)
+        become(router, uid, WorkerState.READY)
+        reply = await asking
+        assert (reply.status, reply.json["error"]["code"]) == (504, "first_byte_timeout")
+        assert len(worker.asked) == DOWN_MAX
+
+
+@pytest.mark.usefixtures("short_rest")
+@pytest.mark.parametrize("fails", [hang_up, hang_up_streaming])
+async def test_only_worker_whose_engine_died_is_asked_again_when_it_is_back(fails):
+    """That answer is no better for the client than a connection that ended."""
+    async with workers(FailsAtFirst(fails)) as [worker], routed(worker, flags=UNNOTICED) as router:
+        reply = await ask(router, chat(stream=True))
+        assert (reply.status, reply.text()) == (200, "hello")
 
 
 @pytest.mark.usefixtures("short_rest")
@@ -354,6 +473,27 @@ async def test_long_answer_that_tries_the_only_worker_keeps_nobody_waiting():
         await until(lambda: router.stats.pending == 1, "it has failed, and waits")
         await worker.start()
         await until(lambda: worker.asked, "it tries the worker")
+        assert (await ask(router, chat(seed=2))).status == 200
+        gate.set()
+        assert (await long).status == 200
+
+
+async def test_trial_of_the_only_worker_makes_a_connection_though_one_was_kept():
+    """Or it would tell whether the worker can be reached only with its answer, which may take minutes."""
+    gate = asyncio.Event()
+
+    async def script(asked, wire):
+        if asked.json.get("seed") == 1:
+            await gate.wait()
+        await hello(asked, wire)
+
+    async with workers(script) as [worker], routed(worker, flags=UNNOTICED) as router:
+        (known,) = router.table.workers.values()
+        assert (await ask(router, chat(seed=2))).status == 200
+        assert known.peer.idle, "kept"
+        router.process.router.tools.placing.guard.failed(known, FailureReason.CONNECT, "full", time.monotonic())
+        long = asyncio.create_task(ask(router, chat(seed=1)))
+        await until(lambda: len(worker.asked) == 2, "it tries the worker")
         assert (await ask(router, chat(seed=2))).status == 200
         gate.set()
         assert (await long).status == 200

@@ -8,7 +8,7 @@ its form, which a straight line through two points would miss by a fifth at eith
 from bisect import bisect_left
 from dataclasses import dataclass
 
-from forebay_capacity.batch import BATCHED_TOKENS
+from forebay_capacity.accelerators import BATCHED_TOKENS
 from forebay_capacity.steptime import StepTimer
 
 Curve = tuple[tuple[float, float], ...]

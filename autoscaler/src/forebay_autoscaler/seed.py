@@ -130,7 +130,8 @@ def _fitted(worker: Worker | Fitted, length: int) -> Fitted:
     """The worker by its step times; its KV cache as large as it is for sequences of this length (windows end growing)."""
     if isinstance(worker, Fitted):
         return worker
-    return Fitted(timer_of(worker), sequences_at(worker, length) * length, lanes=worker.lanes)
+    kv_tokens = sequences_at(worker, length) * length
+    return Fitted(timer_of(worker), kv_tokens, worker.step_tokens, worker.lanes)
 
 
 def step_s(timer: Times, role: Role, mix: Mix, sequences: float) -> float:

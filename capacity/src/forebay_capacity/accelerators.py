@@ -19,6 +19,10 @@ MAX_SEQUENCES = 1024
 """vLLM's default `--max-num-seqs` on large GPUs."""
 MAX_SEQUENCES_SMALL = 256
 """And on the others, A100s among them."""
+BATCHED_TOKENS = 8192
+"""vLLM's default `--max-num-batched-tokens` for serving on large GPUs: the token budget of a step."""
+BATCHED_TOKENS_SMALL = 2048
+"""And on the others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +64,11 @@ class Accelerator:
     def sequences_default(self) -> int:
         """Sequences that an engine runs at once, for each lane, when `--max-num-seqs` is not given."""
         return MAX_SEQUENCES if self.is_large else MAX_SEQUENCES_SMALL
+
+    @property
+    def tokens_default(self) -> int:
+        """Token budget of a step when `--max-num-batched-tokens` is not given."""
+        return BATCHED_TOKENS if self.is_large else BATCHED_TOKENS_SMALL
 
     def at_price(self, usd_per_hour: float) -> Accelerator:
         """The same at another price."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from forebay_capacity.accelerators import BATCHED_TOKENS
 from forebay_capacity.dtypes import Dtype
 from forebay_capacity.errors import require_not_negative, require_positive
 
@@ -15,8 +16,6 @@ if TYPE_CHECKING:
     from forebay_capacity.accelerators import Accelerator
     from forebay_capacity.steptime import Times
 
-BATCHED_TOKENS = 8192
-"""vLLM's default `--max-num-batched-tokens` for serving on large GPUs: the token budget of a step."""
 SEARCH_MAX = 1 << 24
 """No batch or prompt is larger."""
 

@@ -119,6 +119,7 @@ def worker_of_pool(spec: ModelServiceSpec, pool: Pool, accelerator: AcceleratorC
         weights=None if spec.engine.quantization is None else weights_dtype(spec.engine.quantization),
         kv=kv_dtype("bf16" if spec.engine.kv_cache_dtype in {None, "auto"} else str(spec.engine.kv_cache_dtype)),
         utilization=engine_utilization(spec.engine.args),
+        batched_tokens=engine_tokens(spec.engine.args),
     )
 
 
@@ -170,7 +171,16 @@ def engine_utilization(arguments: Sequence[str]) -> float:
 
 def engine_sequences(arguments: Sequence[str]) -> int | None:
     """Most concurrent sequences of an engine with these flags; None for its default, or where the flag is no such number."""
-    text = _value_of("--max-num-seqs", arguments) or ""
+    return _number_of("--max-num-seqs", arguments)
+
+
+def engine_tokens(arguments: Sequence[str]) -> int | None:
+    """Token budget of a step of an engine with these flags; None for its default, or where the flag is no such number."""
+    return _number_of("--max-num-batched-tokens", arguments)
+
+
+def _number_of(flag: str, arguments: Sequence[str]) -> int | None:
+    text = _value_of(flag, arguments) or ""
     return int(text) if text.isdecimal() and int(text) > 0 else None
 
 

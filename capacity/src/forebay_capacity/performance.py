@@ -18,7 +18,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from forebay_capacity.batch import BATCHED_TOKENS, decode_seconds, prefill_seconds
+from forebay_capacity.batch import decode_seconds, prefill_seconds
 from forebay_capacity.lanes import DecodeLane, Lane, mixed_lane, step_with_prompts_s
 from forebay_capacity.layouts import Layout, MixedLayout, PoolSize, SplitLayout
 from forebay_capacity.memory import sequences_at
@@ -42,13 +42,19 @@ TIME_MAX_S = 1e5
 class Serving:
     """Settings of the engines."""
 
-    batched_tokens: int = BATCHED_TOKENS
-    """Token budget of a step."""
+    batched_tokens: int | None = None
+    """Token budget of a step; None for the worker's own."""
     max_sequences: int | None = None
     """Largest batch of a lane, whatever memory allows; None for vLLM's default on the accelerator."""
     calibration: Calibration = CALIBRATED
     transfer_latency_s: float = TRANSFER_LATENCY_S
     """Fixed cost of a KV transfer."""
+
+    def tokens_of_step(self, worker: Worker) -> int:
+        """The budget of a step: no less than a token for each sequence."""
+        if self.batched_tokens is not None:
+            return self.batched_tokens
+        return max(worker.step_tokens, self.sequences_of_lane(worker.accelerator))
 
     def sequences_of_lane(self, accelerator: Accelerator) -> int:
         """The limit of a lane."""
@@ -102,7 +108,9 @@ def fewest_replicas(worker: Worker, workload: Workload, serving: Serving, *, pre
     timer = timer_of(worker, serving.calibration)
     lanes = 1.0
     if prefill:
-        lanes = max(lanes, workload.rate_per_s * _marginal_prefill_s(timer, workload, serving.batched_tokens, 0))
+        lanes = max(
+            lanes, workload.rate_per_s * _marginal_prefill_s(timer, workload, serving.tokens_of_step(worker), 0)
+        )
     if decode:
         cap = lane_cap(worker, workload, serving)
         if cap < 1:
@@ -202,7 +210,7 @@ def _mixed_sides(layout: MixedLayout, workload: Workload, serving: Serving) -> t
         workload,
         arrivals_per_s=workload.rate_per_s / pool.lanes,
         cap=cap,
-        budget=serving.batched_tokens,
+        budget=serving.tokens_of_step(pool.worker),
     )
     decode = _decode_side(lane, pool.lanes, cap, workload)
     if decode is None:
@@ -218,12 +226,13 @@ def _prefill_side(
 ) -> _PrefillSide:
     """The prefill of a pool whose lanes also decode so many sequences."""
     timer = timer_of(pool.worker, serving.calibration)
-    budget = max(1, int(serving.batched_tokens - sequences))
+    step_tokens = serving.tokens_of_step(pool.worker)
+    budget = max(1, int(step_tokens - sequences))
     alone_s = prefill_seconds(
         timer,
         workload.input_tokens,
         cached_tokens=workload.cached_tokens,
-        chunk_tokens=serving.batched_tokens,
+        chunk_tokens=step_tokens,
         decode_sequences=sequences,
         context_tokens=workload.decode_context_tokens,
     )

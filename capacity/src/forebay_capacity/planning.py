@@ -194,7 +194,7 @@ def worker_plan(worker: Worker, workload: Workload, objective: Objective, servin
             timer,
             workload.input_tokens,
             cached_tokens=workload.cached_tokens,
-            chunk_tokens=serving.batched_tokens,
+            chunk_tokens=serving.tokens_of_step(worker),
         ),
     )
 

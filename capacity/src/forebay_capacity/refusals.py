@@ -79,7 +79,7 @@ def idle_ttft_s(worker: Worker, workload: Workload, serving: Serving) -> float:
         timer_of(worker, serving.calibration),
         workload.input_tokens,
         cached_tokens=workload.cached_tokens,
-        chunk_tokens=serving.batched_tokens,
+        chunk_tokens=serving.tokens_of_step(worker),
     )
 
 

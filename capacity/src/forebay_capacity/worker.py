@@ -61,6 +61,8 @@ class Worker:
     kv: Dtype | str = Dtype.BF16
     utilization: float = UTILIZATION
     reserve_bytes: float = RESERVE_BYTES
+    batched_tokens: int | None = None
+    """Token budget of a step, as its engine is told; None for vLLM's default on the accelerator."""
 
     def __post_init__(self) -> None:
         chosen = self.shape.native if self.weights is None else weights_dtype(self.weights)
@@ -73,6 +75,11 @@ class Worker:
             raise ImpossibleError(
                 "weights", f"mxfp4 applies to experts and {self.shape.name} has none", "use int4, fp8 or bf16"
             )
+
+    @property
+    def step_tokens(self) -> int:
+        """Token budget of a step."""
+        return self.accelerator.tokens_default if self.batched_tokens is None else self.batched_tokens
 
     @property
     def lanes(self) -> int:

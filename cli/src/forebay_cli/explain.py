@@ -103,6 +103,15 @@ def show(told: dict[str, Any], console: Console) -> None:
     console.print(_candidates(told), highlight=False)
     if told["considered"] > len(told["candidates"]):
         console.print(f"and {told['considered'] - len(told['candidates'])} more", highlight=False)
+    for one in told.get("kept_out", ()):
+        console.print(
+            f"{escape(one['worker'])} does not compute it: its prompt takes {one['prompt_ms']:g} ms, and the "
+            f"{one['requests']} that decode there wait {one['tpot_ms']:g} ms at most",
+            highlight=False,
+            soft_wrap=True,
+        )
+    if told.get("kept_out_count", 0) > len(told.get("kept_out", ())):
+        console.print(f"nor do {told['kept_out_count'] - len(told['kept_out'])} more", highlight=False)
     prefill = f", prompt computed by [bold green]{escape(told['prefill'])}[/]" if told.get("prefill") else ""
     if told.get("held"):
         console.print(f"[yellow]would wait here first[/]: {escape(told['held'])}; {told['waiting']} wait already")

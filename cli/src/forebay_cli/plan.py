@@ -19,10 +19,9 @@ from forebay_api.durations import parse_duration_s
 from forebay_api.objective import Objective
 from forebay_capacity.accelerators import Accelerator, accelerator_of
 from forebay_capacity.architecture import ModelShape
-from forebay_capacity.batch import BATCHED_TOKENS
 from forebay_capacity.dtypes import Dtype, kv_dtype, weights_dtype
 from forebay_capacity.errors import CapacityError, ConfigError, ImpossibleError, require_positive
-from forebay_capacity.fits import engine_sequences, engine_utilization
+from forebay_capacity.fits import engine_sequences, engine_tokens, engine_utilization
 from forebay_capacity.performance import Serving
 from forebay_capacity.planning import Demand, Plan, make_plan
 from forebay_capacity.shapes import shape_from_config, shape_of
@@ -94,7 +93,12 @@ MaxSequences = Annotated[
     ),
 ]
 BatchedTokens = Annotated[
-    int, typer.Option("--max-num-batched-tokens", help="Token budget of a step.", rich_help_panel=WORKERS)
+    int | None,
+    typer.Option(
+        "--max-num-batched-tokens",
+        help="Token budget of a step; vLLM's for the accelerator when absent.",
+        rich_help_panel=WORKERS,
+    ),
 ]
 InputTokens = Annotated[int, typer.Option(help="Prompt tokens of a request.", rich_help_panel=WORKLOAD)]
 OutputTokens = Annotated[int, typer.Option(help="Answer tokens of a request.", rich_help_panel=WORKLOAD)]
@@ -155,7 +159,7 @@ def plan(  # noqa: PLR0913  # the command line: each option is a parameter
     price: Price = None,
     utilization: Utilization = None,
     max_sequences: MaxSequences = None,
-    batched_tokens: BatchedTokens = BATCHED_TOKENS,
+    batched_tokens: BatchedTokens = None,
     input_tokens: InputTokens = 2048,
     output_tokens: OutputTokens = 256,
     cached_share: CachedShare = 0.0,
@@ -182,7 +186,7 @@ def plan(  # noqa: PLR0913  # the command line: each option is a parameter
             ),
             objective=_objective(ttft, tpot, target, service),
             serving=Serving(
-                batched_tokens=_at_least_one("max-num-batched-tokens", batched_tokens),
+                batched_tokens=_batched_tokens(batched_tokens, service),
                 max_sequences=_max_sequences(max_sequences, service),
                 calibration=ROOFLINE if roofline else CALIBRATED,
             ),
@@ -284,6 +288,12 @@ def _max_sequences(flag: int | None, service: ReadService | None) -> int | None:
     if flag is not None:
         return _at_least_one("max-num-seqs", flag)
     return None if service is None else engine_sequences(service.spec.engine.args)
+
+
+def _batched_tokens(flag: int | None, service: ReadService | None) -> int | None:
+    if flag is not None:
+        return _at_least_one("max-num-batched-tokens", flag)
+    return None if service is None else engine_tokens(service.spec.engine.args)
 
 
 def _objective(ttft: str | None, tpot: str | None, target: float | None, service: ReadService | None) -> Objective:

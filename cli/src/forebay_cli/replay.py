@@ -5,7 +5,7 @@ arrivals, jitter, start-up times and ties.
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, TypeVar
@@ -21,7 +21,9 @@ from forebay_api.modelservice import Role
 from forebay_api.objective import Objective
 from forebay_cli.errors import CliError
 from forebay_cli.replay_history import replay_history
+from forebay_cli.replay_standing import begins_s, with_standing
 from forebay_simulator.engine.errors import StartupError
+from forebay_simulator.fleet.autoscaling import AutoscalerSpec
 from forebay_simulator.fleet.comparing import Policy, compare
 from forebay_simulator.fleet.policies import ROUTING, SCALING
 from forebay_simulator.fleet.report import Line, document, table
@@ -63,6 +65,26 @@ Decode = Annotated[int, typer.Option(help="Decode workers.", min=0, rich_help_pa
 Routers = Annotated[int, typer.Option(help="Replicas of the router.", min=1, rich_help_panel=FLEET)]
 Startup = Annotated[str, typer.Option(help="Start-up time of a worker, or FROM-TO.", rich_help_panel=FLEET)]
 Budget = Annotated[int | None, typer.Option(help="GPUs that scaling may use.", min=1, rich_help_panel=FLEET)]
+Spare = Annotated[
+    list[str] | None,
+    typer.Option(help="Warm spares of each pool, or POOL=N; repeatable.", rich_help_panel=FLEET, metavar="N"),
+]
+Schedules = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--schedule",
+        help="So many workers of each pool, or POOL=..., between times of day; repeatable.",
+        rich_help_panel=FLEET,
+        metavar="N@FROM-TO",
+    ),
+]
+Begins = Annotated[
+    str, typer.Option(help="Time of day at which the trace begins, for --schedule.", rich_help_panel=FLEET)
+]
+Price = Annotated[
+    list[str] | None,
+    typer.Option(help="USD per GPU-hour of each pool, or POOL=USD; repeatable.", rich_help_panel=FLEET, metavar="USD"),
+]
 BlockTokens = Annotated[
     int, typer.Option("--block-size", help="Tokens of a KV block; larger is faster.", min=1, rich_help_panel=FLEET)
 ]
@@ -100,13 +122,14 @@ EXAMPLES = """
   [cyan]forebay replay --scenario step --scaling forebay --scaling hpa-queue --scaling kpa[/]
   [cyan]forebay replay --trace conversation.jsonl --tick 3s --workers 16 -r round-robin -r forebay --ttft 2s[/]
   [cyan]forebay replay --trace conv.csv --format azure --rate 30 --prefill 5 --decode 4 -s forebay --write run.json[/]
+  [cyan]forebay replay --trace day.jsonl --begins 06:00 --schedule 8@08:00-18:00 --spare 1 --price 3.2 -s forebay[/]
   [cyan]forebay replay --from-history decisions.jsonl[/]
 """
 
 
 OWN = (
     "trace", "form", "rate", "tick", "first", "model", "accelerator", "tensor", "workers", "prefill", "decode", "startup",
-    "budget", "block_size", "ttft", "tpot", "target",
+    "budget", "spare", "schedule", "begins", "price", "block_size", "ttft", "tpot", "target",
 )  # fmt: skip
 """Parameters that a scenario has by itself."""
 
@@ -130,6 +153,10 @@ def replay(  # noqa: PLR0913  # the command line: each option is a parameter
     routers: Routers = 1,
     startup: Startup = "60s",
     budget: Budget = None,
+    spare: Spare = None,
+    schedule: Schedules = None,
+    begins: Begins = "00:00",
+    price: Price = None,
     block_size: BlockTokens = 16,
     ttft: Ttft = "500ms",
     tpot: Tpot = "25ms",
@@ -151,7 +178,7 @@ def replay(  # noqa: PLR0913  # the command line: each option is a parameter
     if scenario == "list":
         _print_scenarios()
         return
-    _refuse_what_is_ignored(context, scenario, prefill)
+    _refuse_what_is_ignored(context, scenario, prefill, scaling or [])
     try:
         if scenario is not None:
             chosen = _scenario(scenario)
@@ -160,13 +187,12 @@ def replay(  # noqa: PLR0913  # the command line: each option is a parameter
             engine.served()
             sizes = {"mixed": workers, "prefill": prefill, "decode": decode}
             fleet = _fleet(engine, sizes, startup, _parsed(Objective, _duration_s(ttft), _duration_s(tpot), target))
-            read, prepare = _reader(trace, form), _preparing(rate, tick, first)
-            chosen = Scenario(
-                name=trace.name,
-                about="as recorded" if rate == 1 else f"at {rate:g} times its rate",
-                fleet=replace(fleet, budget_gpus=budget),
-                trace=lambda seed: prepare(read(seed), seed),
-            )
+            fleet = with_standing(fleet, spares=spare or (), schedules=schedule or (), prices=price or ())
+            fleet = replace(fleet, budget_gpus=budget)
+            requests = _requests(_reader(trace, form), _preparing(rate, tick, first))
+            about = "as recorded" if rate == 1 else f"at {rate:g} times its rate"
+            told = AutoscalerSpec(begins_s=begins_s(begins))
+            chosen = Scenario(name=trace.name, about=about, fleet=fleet, trace=requests, autoscaler=told)
         else:
             raise CliError("name what to replay: --scenario NAME (or `list`), or --trace FILE")
         chosen = replace(chosen, fleet=replace(chosen.fleet, routers=routers))
@@ -174,12 +200,13 @@ def replay(  # noqa: PLR0913  # the command line: each option is a parameter
         lines = _run(chosen, policies, list(range(1, seeds + 1)), jobs)
     except (TraceError, StartupError) as error:
         raise CliError(str(error)) from error
-    if html is not None:
-        _write_page(html, chosen, lines)
+    _write_page(html, chosen, lines)
     _hand_out(chosen, lines, output, write)
 
 
-def _refuse_what_is_ignored(context: typer.Context, scenario: str | None, prefill: int) -> None:
+def _refuse_what_is_ignored(
+    context: typer.Context, scenario: str | None, prefill: int, scalings: Sequence[str]
+) -> None:
     """A flag that would change nothing would give figures for another question than the one asked."""
 
     def given(*names: str) -> list[str]:
@@ -191,6 +218,10 @@ def _refuse_what_is_ignored(context: typer.Context, scenario: str | None, prefil
         raise CliError(f"{', '.join(ignored)}: a scenario has its own requests, fleet and objective; use --trace FILE")
     if prefill and (ignored := given("workers")):
         raise CliError("--workers are mixed ones: leave it out beside --prefill and --decode")
+    if "forebay" not in scalings and (ignored := given("spare", "schedule")):
+        raise CliError(f"{', '.join(ignored)}: no other policy knows of these; add --scaling forebay")
+    if given("begins") and not given("schedule"):
+        raise CliError("--begins: nothing but a --schedule goes by the clock")
 
 
 Parsed = TypeVar("Parsed")
@@ -235,7 +266,9 @@ def _hand_out(scenario: Scenario, lines: list[Line], output: str, write: Path | 
         _print(scenario, lines)
 
 
-def _write_page(path: Path, scenario: Scenario, lines: list[Line]) -> None:
+def _write_page(path: Path | None, scenario: Scenario, lines: list[Line]) -> None:
+    if path is None:
+        return
     from forebay_cli.replay_html import Section, write_page  # noqa: PLC0415  # drawing is slow to load
 
     section = Section(scenario.name, scenario.about, scenario.fleet.objective, lines)
@@ -279,6 +312,10 @@ def _reader(path: Path, form: str) -> Callable[[int], Trace]:
     if form == "lmcache":
         return lambda seed: read_lmcache(path, sessions_per_s=0.05, seed=seed)
     raise CliError(f"--format is mooncake, azure or lmcache, not {form!r}")
+
+
+def _requests(read: Callable[[int], Trace], prepare: Callable[[Trace, int], Trace]) -> Callable[[int], Trace]:
+    return lambda seed: prepare(read(seed), seed)
 
 
 def _preparing(rate: float, tick: str | None, first: str | None) -> Callable[[Trace, int], Trace]:

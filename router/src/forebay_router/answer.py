@@ -255,6 +255,10 @@ class Answer:
             self.last_byte_s = time.monotonic()
             self.carrier.resume()
 
+    def buffered(self) -> bytes:
+        """What has come so far and was not taken."""
+        return b"".join(self._buffer)
+
     def take_buffered(self) -> bytes:
         """What has come so far, once."""
         block = self._buffer[0] if len(self._buffer) == 1 else b"".join(self._buffer)

@@ -21,7 +21,7 @@ from forebay_router.errors import FailureReason, WorkerFailure
 from forebay_router.headers import forwarded_lines
 from forebay_router.judging import check_opening
 from forebay_router.parsing import ParsedRequest
-from forebay_router.placing import Place
+from forebay_router.place import Place
 from forebay_router.reading import Received
 from forebay_router.reply import Reply
 from forebay_router.sse import EventScanner
@@ -68,6 +68,8 @@ class Attempt:
     """What the worker asked last says; None before one is."""
     asked: Worker
     """The worker asked last."""
+    sent_s: float
+    """Monotonic time at which it was."""
 
     def __init__(self, request: Request, place: Place, upstreams: Upstreams) -> None:
         self.request = request
@@ -79,11 +81,12 @@ class Attempt:
     def ask(self) -> None:
         """Send the first request."""
         place, parsed = self.place, self.request.parsed
-        if place.prefill is None or parsed.fields is None:
+        if place.prefill is None or parsed.outline is None:
             self._ask_for_answer(parsed.body)
         else:
             leg = self._new_answer(None, prompt_answer=True)
             leg.collect_whole()
+            assert parsed.fields is not None
             self._send(place.prefill.worker, rewriting.prefill_body(parsed.fields), leg)
         parsed.put_away()
 
@@ -132,7 +135,7 @@ class Attempt:
     def _new_answer(self, scanner: EventScanner | None, *, prompt_answer: bool) -> Answer:
         """An answer under the service's limits. One that comes only when all of it is made has no first-byte limit."""
         limits = self.request.service.spec.timeouts
-        now_s = time.monotonic()
+        now_s = self.sent_s = time.monotonic()
         answer = self.answer = Answer(self, now_s=now_s, scanner=scanner)
         answer.total_deadline_s = self.request.received.received_s + limits.total_s
         answer.first_byte_deadline_s = now_s + limits.first_byte_s if prompt_answer else answer.total_deadline_s

@@ -14,9 +14,18 @@ from typing import Final, Protocol
 from forebay_router.errors import RequestRefused
 
 Body = bytes | memoryview
-"""A request's body, or a part of it: a view where it came in one read with other things."""
+"""A request's body, or a part of it: a view of the read's end where it came in one read behind other things."""
 LONG_BYTES: Final = 32 * 1024
 """A body of this length or more is worth some care."""
+
+
+def source_of(body: Body) -> tuple[bytes, int]:
+    """The bytes that a body stands in, and where in them it begins; it goes on to their end."""
+    if isinstance(body, bytes):
+        return body, 0
+    source = body.obj
+    assert isinstance(source, bytes), "bodies are views of what was read"
+    return source, len(source) - len(body)
 
 
 class Holder(Protocol):

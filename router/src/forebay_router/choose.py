@@ -217,6 +217,15 @@ def _holding_nobody_up(field: Sequence[Candidate], demand: Demand) -> Sequence[C
     return kept
 
 
+def kept_out(demand: Demand, snapshot: Snapshot) -> tuple[Candidate, ...]:
+    """Decode workers that no request like this one goes to alone, since those that decode there would wait for it too long."""
+    if not (demand.splittable and snapshot.pairs):
+        return ()
+    pool = _singles(snapshot, with_pair=True)
+    kept = {one.uid for one in _holding_nobody_up(pool, demand)}
+    return tuple(one for one in pool if one.uid not in kept)
+
+
 def _reason(prediction: Prediction, demand: Demand, *, alone: bool) -> Reason:
     if alone:
         return Reason.ONLY

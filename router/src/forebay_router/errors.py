@@ -93,6 +93,8 @@ class WorkerFailure(Exception):  # noqa: N818 - reads as what happened
     """Nothing listens there."""
     answered: bool = False
     """The worker gave an answer, an error: worth another worker that is there, not worth waiting for one."""
+    died: bool = False
+    """The worker told that its engine is dead: it is about to end, and was asked for nothing better."""
 
 
 _ANTHROPIC_TYPES = {
@@ -153,6 +155,14 @@ def no_tunnels() -> RequestRefused:
 def bad_body(message: str, param: str | None = None) -> RequestRefused:
     """The body cannot be understood."""
     return RequestRefused(400, message, param=param, code="invalid_body")
+
+
+def not_split() -> RequestRefused:
+    """Prefill and decode run on different workers, and the request needs one that does both."""
+    return bad_body(
+        "prompt_logprobs and echo are not supported for this model, whose prefill and decode run on different workers; "
+        "leave them out."
+    )
 
 
 def no_service(model: str | None) -> RequestRefused:

@@ -10,14 +10,15 @@ from typing import Any, Final
 import orjson
 
 from forebay_router import errors, rewriting
-from forebay_router.choose import Choice
+from forebay_router.choose import Choice, kept_out
 from forebay_router.endpoints import Endpoint
+from forebay_router.fitting import work_of
 from forebay_router.index.audit import Source
 from forebay_router.index.prefix_index import LookUp
 from forebay_router.learning import Trip
 from forebay_router.parsing import parse_request
 from forebay_router.placing import Placing
-from forebay_router.predicting import Prediction
+from forebay_router.predicting import Candidate, Demand, Prediction
 
 EXPLAIN_HEADER: Final = b"x-forebay-explain"
 CANDIDATES_MAX: Final = 16
@@ -92,4 +93,22 @@ def explain_request(placing: Placing, endpoint: Endpoint, fields: Mapping[bytes,
     requests = {choice.name_of(one.uid): choice.field[one.uid].load.requests for one in choice.considered}
     for one in told["candidates"]:
         one["requests"] = requests[one["worker"]]
+    out = kept_out(demand, service.snapshot)
+    told["kept_out_count"] = len(out)
+    told["kept_out"] = [_told_out(one, demand) for one in out[:CANDIDATES_MAX]]
     return told
+
+
+def _told_out(one: Candidate, demand: Demand) -> dict[str, Any]:
+    """A decode worker that computes its pair's prompts no further than its tokens leave time for, and why not this one."""
+    work = work_of(
+        demand.prompt_tokens,
+        demand.prompt_tokens - demand.cached.get(one.uid, 0),
+        one.speed.pool.terms(demand.objective).bend,
+    )
+    return {
+        "worker": one.name or one.uid,
+        "requests": one.load.requests,
+        "prompt_ms": round(work * one.token_s * 1e3, 2),
+        "tpot_ms": round(demand.objective.tpot_s * 1e3, 3),
+    }

@@ -7,6 +7,8 @@ from forebay_router.answer import Answer
 from forebay_router.errors import FailureReason, WorkerFailure
 from forebay_router.refusal import WorkerRefusal
 
+ENGINE_DEAD = "EngineCore encountered an issue"
+"""What vLLM's API process answers, in a body or an event, when the engine's core has died under a request."""
 RETRIED_STATUSES = frozenset({500, 502, 503})
 """Answers of a worker that drains, dies or is full: another worker may well do it."""
 
@@ -20,14 +22,17 @@ def check_opening(answer: Answer, *, content_begun: bool, own_key: bool = False)
         message = "the worker refused the router's key: is --worker-key-file the key that it was started with?"
         raise WorkerFailure(FailureReason.WORKER_ERROR, message, answered=True)
     if answer.status in RETRIED_STATUSES and answer.complete:
-        raise WorkerRefusal(FailureReason.WORKER_ERROR, f"the worker answered {answer.status}", answer=answer)
+        message = f"the worker answered {answer.status}"
+        if not answer.encoded and ENGINE_DEAD.encode() in answer.buffered():
+            raise WorkerFailure(FailureReason.WORKER_ERROR, f"{message}: its engine has died", died=True)
+        raise WorkerRefusal(FailureReason.WORKER_ERROR, message, answer=answer)
     scanner = answer.scanner
     if scanner is None or scanner.first_content_s is not None or content_begun:
         return
     if scanner.aborted:
         raise WorkerFailure(FailureReason.ABORTED, "the engine aborted the request")
     if scanner.error is not None and not scanner.client_error:
-        raise WorkerFailure(FailureReason.WORKER_ERROR, scanner.error)
+        raise WorkerFailure(FailureReason.WORKER_ERROR, scanner.error, died=ENGINE_DEAD in scanner.error)
     if answer.complete and not scanner.complete and scanner.error is None:
         raise WorkerFailure(FailureReason.CUT_OFF, "the stream ended before it began")
 

@@ -1,4 +1,7 @@
-"""From bytes to what the router needs to know of a request. The body is parsed once.
+"""From bytes to what the router needs to know of a request. The body is parsed once, at most.
+
+Of a long body the long texts are left where they are (`skimming`), if the prefix index takes all of them; of what else may stand
+in one nobody knows what it is good for. Then `outline` has all fields but those texts, and `fields` reads the body after all.
 
 Estimates. Tokens are not counted here: a prompt has about one token for every `BYTES_PER_TOKEN` bytes of its body, which is
 good enough to compare workers with one another.
@@ -17,6 +20,7 @@ from forebay_router.endpoints import Endpoint
 from forebay_router.index.content import Content, content_of
 from forebay_router.index.sessions import session_of
 from forebay_router.serialising import TooDeepError
+from forebay_router.skimming import Piece, skim
 
 BYTES_PER_TOKEN = 4
 CONTENT_MIN_BYTES = 256
@@ -38,7 +42,7 @@ class ParsedRequest:
     """An event stream is asked for. Engines take 1 and "true" for true as well."""
     body: Body
     kept_fields: dict[str, Any] | None
-    """The JSON body while it is kept; None for forms."""
+    """The JSON body while it is kept, or its outline; None for forms."""
     prompt_tokens: int
     """Estimate."""
     output_tokens: int
@@ -51,26 +55,33 @@ class ParsedRequest:
     """What the client calls its session, as a hash; None without content, too."""
     tokens_told: bool = False
     """Its tokens have been made, or cannot be; they are in `content`."""
+    cut: bool = False
+    """Long texts are not in its fields, and can be read."""
     away: bool = False
     """Its fields have been dropped, and can be read again."""
 
     @property
     def fields(self) -> dict[str, Any] | None:
-        """The JSON body; None for forms."""
-        if self.away:
-            self.kept_fields, self.away = orjson.loads(self.body), False
+        """The JSON body; None for forms. Raises RequestRefused for what is wrong in a long text."""
+        if self.cut or self.away:
+            self.kept_fields, self.cut, self.away = _loaded(self.body), False, False
         return self.kept_fields
+
+    @property
+    def outline(self) -> dict[str, Any] | None:
+        """The JSON body for who looks at small fields: markers may stand for long texts."""
+        return self.fields if self.away else self.kept_fields
 
     def put_away(self) -> None:
         """It has been sent. What was read of a long body is as large as the body, and needed for another attempt only."""
-        if self.kept_fields is not None and len(self.body) >= LONG_BYTES:
+        if self.kept_fields is not None and not self.cut and len(self.body) >= LONG_BYTES:
             self.kept_fields, self.away = None, True
 
     def forget(self) -> None:
         """The answer has begun, so there is no second attempt: a long prompt need not be kept for the rest of the stream."""
         self.body = b""
         self.kept_fields = None
-        self.away = False
+        self.cut = self.away = False
         self.content = None
 
 
@@ -78,16 +89,37 @@ def parse_request(endpoint: Endpoint, headers: Mapping[bytes, bytes], body: Body
     """Read a body; raises RequestRefused (400) when it cannot be understood."""
     if endpoint.form:
         return _parse_form(endpoint, headers, bytes(body))
+    skimmed = skim(body) if endpoint.prompted and len(body) >= LONG_BYTES else None
+    if skimmed is not None:
+        request = _parse(endpoint, headers, body, _object(skimmed.outline), skimmed.texts)
+        if not skimmed.texts:
+            request.cut = True
+            return request
+    return _parse(endpoint, headers, body, _loaded(body), {})
+
+
+def _loaded(body: Body) -> dict[str, Any]:
+    """All of a body; raises RequestRefused."""
     try:
-        fields = orjson.loads(body)
+        return _object(orjson.loads(body))
     except orjson.JSONDecodeError as error:
         raise errors.bad_body(f"The request body is not valid JSON: {error}.") from error
-    if not isinstance(fields, dict):
+
+
+def _object(read: Any) -> dict[str, Any]:
+    if not isinstance(read, dict):
         raise errors.bad_body("The request body must be a JSON object.")
+    return read
+
+
+def _parse(
+    endpoint: Endpoint, headers: Mapping[bytes, bytes], body: Body, fields: dict[str, Any], cut: dict[str, Piece]
+) -> ParsedRequest:
+    """What a body asks for. Texts that were cut out of it are taken out of `cut` where they are content."""
     model = fields.get("model")
     if model is not None and not isinstance(model, str):
         raise errors.bad_body("The field `model` must be a string.", "model")
-    content = _content(fields) if endpoint.prompted and len(body) >= CONTENT_MIN_BYTES else None
+    content = _content(fields, cut) if endpoint.prompted and len(body) >= CONTENT_MIN_BYTES else None
     return ParsedRequest(
         endpoint=endpoint,
         model=model,
@@ -102,9 +134,9 @@ def parse_request(endpoint: Endpoint, headers: Mapping[bytes, bytes], body: Body
     )
 
 
-def _content(fields: dict[str, Any]) -> Content | None:
+def _content(fields: dict[str, Any], cut: dict[str, Piece]) -> Content | None:
     try:
-        return content_of(fields)
+        return content_of(fields, cut)
     except TooDeepError as error:
         raise errors.too_deep() from error
 

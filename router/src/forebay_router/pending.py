@@ -4,7 +4,8 @@ Who waits stands in a fair queue for each service (`admission.fair_queue`: share
 bytes). When workers or room appear, places are given out in its order and in one go: the place (with its leases) is taken for
 the waiting request before its task runs, so that a first worker does not get everything that waited at once, and a newcomer
 does not overtake. A request whose worker failed goes before all others: it had its turn. Some workers are left out for it, so
-it does not stand in their way either.
+it does not stand in their way either. Nor does one that none of those that are there can take (it cannot be split, and the one
+worker that need not split it is left alone), for which the same holds.
 
 `find` is asked again whenever something changes (a lease ends, a prompt is computed, a worker comes), and when the time has
 come that it named itself. `WorkerTable.waiting` tells the table whether anybody would care.
@@ -70,7 +71,8 @@ class Wait(Generic[Place]):
     due_s: float = inf
     """Monotonic time from which it does not wait for the sake of the others' pace."""
     failed_s: float | None = None
-    """It had its turn, and its worker failed: monotonic time from which it is held for another. None for all others."""
+    """It had its turn and its worker failed, or none that is there can take it: monotonic time from which it is held for another.
+    None for all others."""
 
 
 @dataclass(slots=True, eq=False)

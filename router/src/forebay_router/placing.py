@@ -21,15 +21,13 @@ from forebay_router.admission import room
 from forebay_router.admission.claim import Claim, Priority, claim_of, priority_of
 from forebay_router.admission.room import Held, Turn
 from forebay_router.choose import Choice, choose
-from forebay_router.errors import WorkerFailure
 from forebay_router.headers import SERVICE_HEADER
 from forebay_router.health.guard import Guard
 from forebay_router.index.prefix_index import NOWHERE, LookUp, PrefixIndex
 from forebay_router.learning import Trip, learn
-from forebay_router.leases import Lease
-from forebay_router.metrics import PoolStats
 from forebay_router.parsing import ParsedRequest
 from forebay_router.pending import Pending, Refusal, Wait
+from forebay_router.place import Place
 from forebay_router.predicting import Demand
 from forebay_router.reading import Received
 from forebay_router.rewriting import needs_one_worker
@@ -43,67 +41,6 @@ _LOW: Final = Priority.LOW
 _NOBODY: Final[frozenset[str]] = frozenset()
 ATTENTION_S: Final = 0.1
 """A shorter predicted wait is nothing that a client's time limit or a queue could be about."""
-
-
-@dataclass(slots=True)
-class Place:
-    """The leases of one attempt, given back once, on any exit."""
-
-    lease: Lease[Worker]
-    """On the worker that answers the client."""
-    prefill: Lease[Worker] | None
-    """On the worker that computes the prompt, when that is another one."""
-    choice: Choice
-    trip: Trip
-    """What was promised."""
-    guard: Guard
-    filler: bool = False
-    """It is of low priority, and counted as such on its worker."""
-    failed: bool = False
-    """Its failure has been told to the guard."""
-    trials: tuple[Worker, ...] = ()
-    """Its workers that are not sound and are tried with it."""
-
-    @property
-    def pools(self) -> tuple[PoolStats, ...]:
-        """Pools that take part."""
-        if self.prefill is None:
-            return (self.lease.worker.pool_stats,)
-        return (self.prefill.worker.pool_stats, self.lease.worker.pool_stats)
-
-    def note(self, record: Record) -> None:
-        """Tell who takes part."""
-        record.chosen_s = self.trip.sent_s
-        record.pools = self.pools
-        record.worker = self.lease.worker.spec.name
-        record.prefill_worker = self.prefill.worker.spec.name if self.prefill else None
-
-    def prefilled(self, now_s: float) -> None:
-        """The prefill leg has ended well, at this time."""
-        if self.prefill is not None and self.prefill.held:
-            self.trip.prefilled_s = now_s
-            self.prefill.prefilled()
-            self.prefill.release()
-
-    def answered(self, worker: Worker) -> None:
-        """A worker has begun to answer."""
-        if not worker.health.sound:
-            self.guard.answered(worker)
-
-    def broke(self, worker: Worker, failure: WorkerFailure) -> None:
-        """The attempt has failed, on this one of its workers."""
-        self.failed = True
-        self.guard.failed(worker, failure.reason, failure.message)
-
-    def release(self) -> None:
-        """Give everything back."""
-        if self.prefill is not None and self.prefill.held:
-            self.prefill.release()
-        self.lease.release()
-        if self.filler:
-            self.lease.worker.fillers -= 1
-        for worker in self.trials:  # those whose answer or failure was told are on trial no more
-            self.guard.undecided(worker)
 
 
 @dataclass(slots=True)
@@ -215,7 +152,7 @@ class Placing:
             choice = self._choose_tried(service, demand, tried, now_s)
         if choice is None:
             return None
-        filler = priority_of(received, parsed.fields) is _LOW
+        filler = priority_of(received, parsed.outline) is _LOW
         expected = choice.prediction
         worker = choice.worker
         crowded = room.is_full(worker)
@@ -239,15 +176,19 @@ class Placing:
         claim = claim_of(received, parsed)
         leaning = Leaning(visible=parsed.stream, filler=claim.priority is Priority.LOW)
         key = service.spec.key
+        undivided = _undivided(service, parsed)
 
         def find(turn: Turn) -> Place | Held:
             current = self.table.services.get(key)  # deleted and made again, it is another object with other workers
             if current is None:
                 return room.NO_WORKER
             now_s = time.monotonic()
-            choice = choose(demand, current.snapshot, self.rng, now_s)
+            wanted = demand
+            if undivided:  # workers may have come since
+                wanted = replace(demand, excluded=demand.excluded | current.one_sided())
+            choice = choose(wanted, current.snapshot, self.rng, now_s)
             if tried is not None:
-                choice = choice or self._choose_tried(current, demand, tried, now_s)
+                choice = choice or self._choose_tried(current, wanted, tried, now_s)
                 settled: Choice | Held = choice or room.NO_WORKER._replace(again_s=tried.again_s(now_s))
             elif choice is None:
                 return room.NO_WORKER
@@ -258,6 +199,11 @@ class Placing:
         limits = service.spec.timeouts
         patience_s = limits.first_byte_s if parsed.stream else limits.total_s
         any_worker = next(iter(service.snapshot.by_uid.values()), None)
+        failed_s = None if tried is None else tried.since_s
+        if undivided and tried is None and not service.snapshot.mixed:
+            if len(self.pending.line_of(service).again) >= self.hold_limit:
+                raise self.pending.refuse(service, claim, Refusal.FULL)
+            failed_s = received.received_s  # it must not stand in the way of those that others can take
         wait = Wait(
             find=find,
             claim=claim,
@@ -265,7 +211,7 @@ class Placing:
             size_bytes=len(parsed.body),
             until_s=received.received_s + patience_s,
             due_s=received.received_s + room.PACED_SHARE * min(limits.first_byte_s, patience_s),
-            failed_s=None if tried is None else tried.since_s,
+            failed_s=failed_s,
         )
         return await self.pending.wait(service, wait)
 
@@ -299,11 +245,11 @@ class Placing:
         Connections that are not accepted take their time: while one is waited for, another worker's rest ends. So a request
         may go from one to the next without ever standing in the queue.
         """
-        if now_s >= tried.since_s + service.spec.timeouts.hold_s:
+        if tried.held_out(now_s):
             return None
         workers = self.table.workers
         back_s = {uid: workers[uid].back_s for uid in tried.failed if uid in workers}
-        excluded = tried.excluded(back_s, now_s)
+        excluded = tried.excluded(back_s, now_s) | (demand.excluded - tried.workers)
         return choose(replace(demand, excluded=excluded), service.snapshot, self.rng, now_s)
 
     def consider(self, service: Service, parsed: ParsedRequest) -> tuple[Demand, LookUp | None, Choice | None]:
@@ -328,19 +274,18 @@ class Placing:
         return self.index.look_up(str(service.spec.key), parsed.content, lora=lora, session=parsed.session)
 
     def _demand(self, service: Service, parsed: ParsedRequest, tried: Tried | None, look_up: LookUp | None) -> Demand:
-        splittable = parsed.endpoint.splittable and parsed.fields is not None
-        if splittable and service.snapshot.prefill and parsed.fields and needs_one_worker(parsed.fields):
-            if not service.snapshot.mixed:
-                raise errors.bad_body(
-                    "prompt_logprobs and echo are not supported for this model, whose prefill and decode run on "
-                    "different workers; leave them out."
-                )
+        splittable = parsed.endpoint.splittable and parsed.outline is not None
+        excluded = _NOBODY if tried is None else tried.workers
+        if _undivided(service, parsed):
+            if not service.mixes:
+                raise errors.not_split()
             splittable = False
+            excluded |= service.one_sided()
         return Demand(
             prompt_tokens=parsed.prompt_tokens if look_up is None else look_up.prompt_tokens,
             output_tokens=parsed.output_tokens,
             splittable=splittable,
-            excluded=_NOBODY if tried is None else tried.workers,
+            excluded=excluded,
             cached=NOWHERE if look_up is None else look_up.cached,
             common_tokens=0 if look_up is None else look_up.common_tokens,
             objective=service.spec.objective,
@@ -372,8 +317,9 @@ class Placing:
             place.filler = True
             worker.fillers += 1
         if not (worker.health.sound and prefiller.health.sound):
-            place.trials = tuple(one for one in {worker, prefiller} if not one.health.sound)
-            self.guard.try_out(*place.trials)
+            tried_out = [one for one in {worker, prefiller} if not one.health.sound]
+            self.guard.try_out(*tried_out)
+            place.trials = tuple((one, one.health.trial) for one in tried_out)
         return place
 
     # -- what becomes of them -----------------------------------------------------------------------------------------
@@ -396,4 +342,10 @@ class Placing:
             if place.prefill is not None:
                 place.prefill.worker.health.succeeded()
         elif record.reason is not None and not 400 <= record.status < 500:
-            self.guard.failed(worker, record.reason, "the answer was not whole")
+            self.guard.failed(worker, record.reason, "the answer was not whole", place.trip.sent_s)
+
+
+def _undivided(service: Service, parsed: ParsedRequest) -> bool:
+    """A request of a kind that is split here, though this one cannot be."""
+    fields = parsed.outline
+    return service.splits and parsed.endpoint.splittable and fields is not None and needs_one_worker(fields)

@@ -132,11 +132,13 @@ class RequestReader:
     def _take_long(self, data: Body, read_bytes: int) -> Body:
         """A part of a long body, from a read of so many bytes; returns what is behind it.
 
-        A small part is copied, lest a view of a few counted bytes should keep all of its read.
+        A small part is copied, lest a view of a few counted bytes should keep all of its read; so is one that other requests
+        follow, so that views go on to the end of what they are of.
         """
         whole = memoryview(data)
         part = whole[: self._missing_bytes]
-        self.on_body(part if 2 * len(part) >= read_bytes else bytes(part))
+        viewed = 2 * len(part) >= read_bytes and len(part) == len(whole)
+        self.on_body(part if viewed else bytes(part))
         if self.ended:
             return b""
         if not self._missing_bytes:

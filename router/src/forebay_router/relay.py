@@ -12,8 +12,8 @@ connection to go on. When the client leaves it is called at once.
 Attempts. Until the first event or the whole JSON answer is in, nothing has reached the client, so a failed attempt is made again,
 at most `attempts_max` times: on another worker, and where there is none on the same once it can be expected to do better
 (`tried`). Afterwards a failure ends the answer: an event stream with an error event, anything else with a closed connection.
-There is no continuation on another worker: the client would get the beginning twice. A request under which `LOST_MAX`
-connections ended is not sent again: it may be what kills workers.
+There is no continuation on another worker: the client would get the beginning twice. A request under which `DOWN_MAX` workers
+may have gone down is not sent again: it may be what takes them down.
 """
 
 import asyncio
@@ -36,7 +36,8 @@ from forebay_router.explaining import EXPLAIN_HEADER, explain_line
 from forebay_router.judging import failure_at_end
 from forebay_router.metrics import ServiceStats
 from forebay_router.parsing import ParsedRequest, parse_request
-from forebay_router.placing import Place, Placing
+from forebay_router.place import Place
+from forebay_router.placing import Placing
 from forebay_router.protection import Admission, Protection
 from forebay_router.reading import Received
 from forebay_router.refusal import WorkerRefusal
@@ -44,7 +45,7 @@ from forebay_router.reply import Reply
 from forebay_router.sse import EventScanner
 from forebay_router.supervision import Supervisor
 from forebay_router.table import Service
-from forebay_router.tried import LOST_MAX, Tried
+from forebay_router.tried import DOWN_MAX, Tried
 from forebay_router.upstream import Upstreams
 from forebay_router.usage import read_facts, with_cached_tokens
 
@@ -202,9 +203,10 @@ class Exchange:
         """An attempt has failed: make another one, or tell the client."""
         attempt = self.attempt
         assert attempt is not None
-        tried = self.tried = self.tried or Tried()
-        tried.note(attempt.asked.spec.uid, failure.reason, lost=attempt.lost, now_s=time.monotonic())
-        attempt.place.broke(attempt.asked, failure)
+        tried = self.tried = self.tried or Tried(self.service.spec.timeouts.hold_s)
+        asked, now_s = attempt.asked, time.monotonic()
+        tried.note(asked.spec.uid, failure, lost=attempt.lost, sent_s=attempt.sent_s, now_s=now_s)
+        attempt.place.broke(asked, failure)
         if self.trace is not None:
             self.trace.leg_failed()
         self._let_go()
@@ -221,7 +223,7 @@ class Exchange:
         A worker that gave an error answer is only worth replacing by one that is there: else its answer is relayed. A worker
         that gave none is worth waiting for: for a successor, or until it is back.
         """
-        if self.reply.content_begun or failure.reason in _TOO_LATE or tried.lost >= LOST_MAX:
+        if self.reply.content_begun or failure.reason in _TOO_LATE or tried.down >= DOWN_MAX:
             return False
         return not failure.answered or self.tools.placing.possible(self.service, self.parsed, tried)
 

@@ -55,36 +55,40 @@ def splice(body: Body, key: str, value: bytes) -> bytes:
 
 def scrub(request: ParsedRequest) -> None:
     """Remove what a client may not say."""
+    if request.outline is None or _HARMLESS(request.outline) or not _holders(request.outline):
+        return
     fields = request.fields
-    if fields is None or _HARMLESS(fields):
-        return
-    extra = fields.get(_EXTRA_KEY)
-    holders = [one for one in (fields, extra) if isinstance(one, dict) and not _REMOVED.isdisjoint(one)]
-    if not holders:
-        return
-    for holder in holders:
+    assert fields is not None
+    for holder in _holders(fields):
         for name in _REMOVED:
             holder.pop(name, None)
     request.body = _written(fields)
 
 
+def _holders(fields: dict[str, Any]) -> list[dict[str, Any]]:
+    """Objects that hold what is removed."""
+    return [one for one in (fields, fields.get(_EXTRA_KEY)) if isinstance(one, dict) and not _REMOVED.isdisjoint(one)]
+
+
 def wants_usage(request: ParsedRequest) -> bool:
     """The client asked for token counts in its stream."""
-    options = request.fields.get("stream_options") if request.fields else None
+    options = request.outline.get("stream_options") if request.outline else None
     return isinstance(options, dict) and bool(options.get("include_usage"))
 
 
 def ask_for_usage(request: ParsedRequest) -> bool:
     """Make a stream tell its token counts; True when the client had not asked, so its chunk must be taken out again."""
-    fields = request.fields
-    if fields is None or not request.stream or not request.endpoint.usage_on_request or wants_usage(request):
+    outline = request.outline
+    if outline is None or not request.stream or not request.endpoint.usage_on_request or wants_usage(request):
         return False
-    if "stream_options" not in fields:
+    if "stream_options" not in outline:
         request.body = splice(request.body, "stream_options", b'{"include_usage":true}')
         return True
-    options = fields["stream_options"]
+    options = outline["stream_options"]
     if options is not None and not isinstance(options, dict):
         return False
+    fields = request.fields
+    assert fields is not None
     fields["stream_options"] = {**(options or {}), "include_usage": True}
     request.body = _written(fields)
     return True

@@ -132,7 +132,7 @@ class Worker:
 class Service:
     """A model service with its workers."""
 
-    __slots__ = ("snapshot", "spec", "speeds", "stats", "workers")
+    __slots__ = ("mixes", "snapshot", "spec", "speeds", "splits", "stats", "workers")
 
     def __init__(self, spec: ServiceSpec) -> None:
         self.spec = spec
@@ -141,12 +141,21 @@ class Service:
         self.speeds: dict[str, PoolSpeed] = {}
         """By pool; kept while a pool has no worker, for the next one."""
         self.snapshot = Snapshot()
+        self.splits = False
+        """It has prefill workers or a pool of such, whatever state they are in."""
+        self.mixes = False
+        """The same of workers that compute prompts and answer."""
         self.adopt_pools(spec)
 
     def adopt_pools(self, spec: ServiceSpec) -> None:
         """Export the spec's pools from now on."""
         for name, role in spec.pools:
             self.stats.pools.setdefault(name, PoolStats(role=role.value))
+        self._note_roles()
+
+    def _note_roles(self) -> None:
+        roles = {role for _, role in self.spec.pools} | {worker.spec.role for worker in self.workers.values()}
+        self.splits, self.mixes = Role.PREFILL in roles, Role.MIXED in roles
 
     def adapter_of(self, model: str | None) -> str | None:
         """The model's name where its workers say that it is an adapter of another."""
@@ -155,6 +164,10 @@ class Service:
                 if card.get("id") == model:
                     return model if card.get("parent") else None
         return None
+
+    def one_sided(self) -> frozenset[str]:
+        """Workers that do not do both: compute prompts and answer."""
+        return frozenset(uid for uid, worker in self.workers.items() if worker.spec.role is not Role.MIXED)
 
     def take_over(self, spec: ServiceSpec, now_s: float) -> None:
         """A changed spec."""
@@ -170,6 +183,7 @@ class Service:
 
     def regroup(self, now_s: float) -> None:
         """Make the snapshot anew."""
+        self._note_roles()
         self.snapshot = Snapshot.of(
             [
                 worker.candidate

@@ -176,6 +176,7 @@ ROUTERS = (
         SMG, environment=_OFFLINE,
     ),
     _forebay("forebay", _mixed, compiled=True),
+    _forebay("forebay-2", lambda place: [*_mixed(place), "--processes", "2"], compiled=True),
     _forebay("forebay-interpreted", _mixed, compiled=False),
     Router(
         "vllm-pd",

@@ -10,7 +10,7 @@ import pytest
 from forebay_router.speed import Origin, Seed
 from tests.router.harness import Reply, ask, chat, request_bytes, routed, until
 from tests.router.scripted import completion, hello, workers
-from tests.support.bounds import in_time, quickest_of_three
+from tests.support.bounds import NEVER_S, in_time, quickest_of_three
 
 PATH = "/v1/chat/completions"
 WAITING = "waiting"
@@ -341,7 +341,7 @@ async def test_request_waits_here_while_every_worker_runs_as_many_as_it_can_in_t
         asking = await in_flight(router, worker, 6)
         await until(lambda: len(worker.asked) == 4, "as many as run in time")
         assert router.stats.pending == 2
-        async with httpx.AsyncClient() as client:
+        async with httpx.AsyncClient(timeout=NEVER_S) as client:
             (service,) = (await client.get(router.control + "/state")).json()["services"]
             told = (await client.post(router.control + "/explain", params={"path": PATH}, json=chat())).json()
         assert told["held"] == "others wait"
@@ -388,7 +388,7 @@ async def test_who_can_be_in_time_goes_before_who_is_late():
 async def test_queue_is_shown_in_state_and_metrics():
     async with busy() as (router, gate):
         waiting = [await wait_in(router, "a", x_forebay_tenant="team", x_forebay_priority="low")]
-        async with httpx.AsyncClient() as client:
+        async with httpx.AsyncClient(timeout=NEVER_S) as client:
             (service,) = (await client.get(router.control + "/state")).json()["services"]
             text = (await client.get(router.control + "/metrics")).text
         low = service["queue"]["priorities"]["low"]
@@ -401,7 +401,7 @@ async def test_queue_is_shown_in_state_and_metrics():
         assert "team" not in text, "no label comes from a request"
         gate.finish()
         await asyncio.gather(*waiting)
-        async with httpx.AsyncClient() as client:
+        async with httpx.AsyncClient(timeout=NEVER_S) as client:
             text = (await client.get(router.control + "/metrics")).text
             (service,) = (await client.get(router.control + "/state")).json()["services"]
         assert f'forebay_router_queue_served_total{{{of_service},priority="low"}} 1' in text

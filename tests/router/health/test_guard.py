@@ -1,6 +1,7 @@
 """Who is left alone, and how many at most."""
 
 import time
+from math import inf
 
 import pytest
 from hypothesis import settings
@@ -31,7 +32,7 @@ def offered(guard: Guard) -> str:
 
 def fail(guard: Guard, uid: str, times: int = FAILURES_IN_ROW, reason: FailureReason = FailureReason.RESET) -> None:
     for _ in range(times):
-        guard.failed(guard.table.workers[uid], reason, "broken")
+        guard.failed(guard.table.workers[uid], reason, "broken", inf)
 
 
 def rested(guard: Guard, uid: str) -> float:

@@ -55,7 +55,7 @@ def test_content_is_hashed_alike_however_it_is_cut_into_texts(texts):
     assert cut is not None
     written = b"\0user\0" + "".join(texts).encode()
     assert cut.size_bytes == len(written)
-    pieces = [written[start : start + 1000] for start in range(0, len(written), 1000)]
+    pieces = [(written, start, min(start + 1000, len(written))) for start in range(0, len(written), 1000)]
     assert chain_of(pieces, 1) == (chain(written, 1), len(written))
     assert len(cut.hashes) == sum(end <= len(written) for end in ENDS)
 

@@ -15,6 +15,7 @@ from forebay_router.mesh.messages import TOPIC, Batch, Taken, encode
 from forebay_router.mesh.peers import EXPIRY_S
 from tests.router.harness import ask, chat, request_bytes, running, until
 from tests.router.scripted import hello, workers
+from tests.support.bounds import NEVER_S
 
 
 def free_ports(count: int) -> list[int]:
@@ -154,7 +155,10 @@ async def test_a_replica_that_falls_silent_is_forgotten_with_its_leases():
     try:
         async with workers(hello) as [worker]:
             own = free_ports(1)[0]
-            async with running("--workers", worker.url, *flags(own, [port])) as router, httpx.AsyncClient() as control:
+            async with (
+                running("--workers", worker.url, *flags(own, [port])) as router,
+                httpx.AsyncClient(timeout=NEVER_S) as control,
+            ):
                 taken = Taken(1, worker.url, 900, 256)
 
                 def tell() -> bool:

@@ -15,6 +15,7 @@ import pytest
 from tests.router.harness import Running, ask, chat, request_bytes, routed, running, until
 from tests.router.mesh.test_sockets import free_ports
 from tests.router.scripted import MODEL, ScriptedWorker, completion, hello, started, workers
+from tests.support.bounds import NEVER_S
 
 KEY = "fb-one"
 MINE = {"Authorization": f"Bearer {KEY}"}
@@ -35,7 +36,7 @@ def guarded(folder: Path, *entries: dict[str, Any], **more: Any) -> tuple[str, .
 
 
 async def scrape(router: Running) -> str:
-    async with httpx.AsyncClient() as client:
+    async with httpx.AsyncClient(timeout=NEVER_S) as client:
         return (await client.get(router.control + "/metrics")).text
 
 
@@ -69,7 +70,7 @@ async def test_health_needs_no_key_and_models_do(tmp_path):
     async with (
         workers(hello) as [worker],
         routed(worker, flags=guarded(tmp_path)) as router,
-        httpx.AsyncClient() as client,
+        httpx.AsyncClient(timeout=NEVER_S) as client,
     ):
         assert (await client.get(router.url + "/health")).status_code == 200
         assert (await client.get(router.url + "/v1/models")).status_code == 401

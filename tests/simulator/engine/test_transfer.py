@@ -13,7 +13,7 @@ import msgspec
 import pytest
 import zmq
 
-from tests.support.bounds import NEVER_S
+from tests.support.bounds import NEVER_S, in_order, quickest_of_three_runs
 
 from .process import CLIENT, EngineProcess, free_port, running
 
@@ -96,11 +96,12 @@ def test_two_legs_answer_as_one_engine_does_and_every_counter_shows_it():
         assert prefill.metric("vllm:request_success_total", finished_reason="length") == 2
 
 
+@quickest_of_three_runs
 def test_a_streamed_prefill_says_nothing_and_holds_its_blocks_for_nothing():
     with _engine(*_flags("kv_producer", lease_s=0.5)) as prefill:
         answer = prefill.chat(PROMPT, max_tokens=1, stream=True, kv_transfer_params=PREFILL)
         assert "kv_transfer_params" not in answer.text
-        assert prefill.metric("vllm:kv_cache_usage_perc") > 0
+        in_order(prefill.metric("vllm:kv_cache_usage_perc") > 0, "the blocks were seen to be held")
         prefill.eventually("vllm:nixl_num_kv_expired_reqs_total", 1)
         assert prefill.metric("vllm:kv_cache_usage_perc") == 0
 
@@ -113,6 +114,7 @@ def test_a_prefill_of_several_tokens_hands_over_what_it_computed():
         assert "remote_prefill_cached_tokens" not in params
 
 
+@quickest_of_three_runs
 def test_a_decode_leg_that_waits_in_the_queue_keeps_its_lease_alive():
     with (
         _engine(*_flags("kv_producer", lease_s=1.5)) as prefill,
@@ -122,9 +124,12 @@ def test_a_decode_leg_that_waits_in_the_queue_keeps_its_lease_alive():
         params = _prefill(prefill)
         busy = pool.submit(decode.chat, "hold the only slot", max_tokens=400)
         decode.eventually("vllm:num_requests_running", 1)
-        assert _decode(decode, params).status_code == 200
+        begun_s = time.monotonic()
+        answer = _decode(decode, params)
+        assert time.monotonic() - begun_s > 1.5, "it waits for longer than a lease"
+        in_order(prefill.metric("vllm:nixl_num_kv_expired_reqs_total") == 0, "the next word of the decode engine")
+        assert answer.status_code == 200
         assert busy.result(NEVER_S).json()["usage"]["completion_tokens"] == 400
-        assert prefill.metric("vllm:nixl_num_kv_expired_reqs_total") == 0
         assert decode.metric("vllm:prompt_tokens_by_source_total", source="external_kv_transfer") > 0
 
 

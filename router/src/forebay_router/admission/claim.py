@@ -93,4 +93,4 @@ def claim_of(received: Received, parsed: ParsedRequest) -> Claim:
     """All that a request may claim; raises RequestRefused (400) for headers of ours that cannot be read."""
     tenant, weight = tenant_of(received)
     patience = patience_of(received, stream=parsed.stream)
-    return Claim(priority_of(received, parsed.fields), tenant, weight, patience.until_s)
+    return Claim(priority_of(received, parsed.outline), tenant, weight, patience.until_s)

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 from forebay_api.acceleratorclass import AcceleratorClassSpec
 from forebay_api.modelservice import ModelServiceSpec
+from forebay_capacity.accelerators import BATCHED_TOKENS
 from forebay_capacity.batch import decode_seconds, prefill_seconds
 from forebay_capacity.errors import CapacityError
 from forebay_capacity.fits import worker_of_pool
@@ -44,14 +45,19 @@ def seeds_of_pools(
 
 def seed_of(worker: Worker) -> Seed:
     """The lines of one worker; a queue is shared by its lanes, a batch is spread over them."""
-    return seed_of_timer(timer_of(worker), worker.lanes, kv_tokens_of(worker))
+    return seed_of_timer(timer_of(worker), worker.lanes, kv_tokens_of(worker), worker.step_tokens)
 
 
-def seed_of_timer(timer: StepTimer, lanes: int = 1, kv_tokens: int | None = None) -> Seed:
-    """The lines of a worker whose steps take as long as the timer says."""
-    short_s, usual_s = (prefill_seconds(timer, tokens) for tokens in (SHORT_PROMPT_TOKENS, USUAL_PROMPT_TOKENS))
+def seed_of_timer(
+    timer: StepTimer, lanes: int = 1, kv_tokens: int | None = None, step_tokens: int = BATCHED_TOKENS
+) -> Seed:
+    """The lines of a worker whose steps take as long as the timer says, and so many tokens at most."""
+    short_s, usual_s, long_s = (
+        prefill_seconds(timer, tokens, chunk_tokens=step_tokens)
+        for tokens in (SHORT_PROMPT_TOKENS, USUAL_PROMPT_TOKENS, LONG_PROMPT_TOKENS)
+    )
     alone_s, full_s = (decode_seconds(timer, batch, USUAL_PROMPT_TOKENS) for batch in (1, USUAL_BATCH))
-    token_s, bend = _through(short_s, usual_s, prefill_seconds(timer, LONG_PROMPT_TOKENS))
+    token_s, bend = _through(short_s, usual_s, long_s)
     return Seed(
         first_token_s=max(0.0, short_s - work_of(SHORT_PROMPT_TOKENS, SHORT_PROMPT_TOKENS, bend) * token_s),
         prefill_token_s=token_s / lanes,

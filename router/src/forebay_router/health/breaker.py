@@ -27,7 +27,7 @@ over `MEMORY` attempts.
 
 from dataclasses import dataclass
 from enum import StrEnum
-from math import sqrt
+from math import inf, sqrt
 from typing import Final
 
 FAILURES_IN_ROW: Final = 5
@@ -80,8 +80,12 @@ class Health:
     condition: Condition = Condition.SOUND
     cause: Cause | None = None
     """Of the last ejection."""
+    ejected_s: float = -inf
+    """Monotonic time of the last ejection."""
     until_s: float = 0.0
     """Monotonic end of the rest."""
+    trial: int = 0
+    """Trials so far."""
     detail: str = ""
     """What was last seen to go wrong, for people."""
     ejections: int = 0
@@ -144,6 +148,7 @@ class Health:
         rest = RESTS[cause]
         self.condition = Condition.EJECTED
         self.cause = cause
+        self.ejected_s = now_s
         self.until_s = now_s + min(rest.longest_s, rest.first_s * 2 ** min(self.ejections, _DOUBLINGS_MAX))
         self.ejections += 1
         self.successes = 0
@@ -158,6 +163,7 @@ class Health:
 
     def try_out(self) -> None:
         """The trial begins."""
+        self.trial += 1
         self.condition = Condition.TRIAL
 
     def restore(self) -> None:

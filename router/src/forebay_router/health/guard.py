@@ -20,6 +20,7 @@ from forebay_api.modelservice import Role
 from forebay_router.errors import FailureReason
 from forebay_router.health.breaker import Cause, Condition
 from forebay_router.table import Service, Worker, WorkerState, WorkerTable
+from forebay_router.upstream import Upstreams
 
 log = logging.getLogger(__name__)
 
@@ -53,14 +54,11 @@ class Guard:
 
     # -- what happens to requests -------------------------------------------------------------------------------------
 
-    def failed(self, worker: Worker, reason: FailureReason, message: str) -> None:
-        """An attempt on a worker failed."""
+    def failed(self, worker: Worker, reason: FailureReason, message: str, sent_s: float) -> None:
+        """An attempt on a worker failed, that began at a monotonic time."""
         health = worker.health
-        if reason in NOT_THE_WORKERS:
-            self.undecided(worker)
-            return
-        if health.condition is Condition.EJECTED:
-            return  # sent before it was
+        if reason in NOT_THE_WORKERS or health.condition is Condition.EJECTED or sent_s < health.ejected_s:
+            return  # what was sent before the last ejection has been judged by it
         now_s = time.monotonic()
         health.failed()
         health.detail = f"{reason.value}: {message}"
@@ -86,6 +84,8 @@ class Guard:
         """A request is sent to a worker that is not sound, or to a pair of such. Who waits must not get one of them meanwhile."""
         begun = [worker for worker in workers if worker.health.condition is not Condition.TRIAL]
         for worker in begun:
+            if worker.health.cause is Cause.UNREACHABLE:
+                Upstreams.close_idle(worker.peer)  # whether it accepts a connection is what a trial has to tell
             worker.health.try_out()
         if begun:
             self._regroup(begun[0])

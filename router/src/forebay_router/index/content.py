@@ -27,6 +27,7 @@ import orjson
 from xxhash import xxh3_64_intdigest
 
 from forebay_router.serialising import serialise
+from forebay_router.skimming import Piece, is_marker
 
 BLOCK_MIN_BYTES: Final = 128
 _LONG_CHARS: Final = 8 * 1024
@@ -72,75 +73,81 @@ class Content:
 
 def chain(content: bytes, root: int) -> "array[int]":
     """Hashes of the full blocks of some content."""
-    return chain_of((content,), root)[0]
+    return chain_of((_whole(content),), root)[0]
 
 
-def chain_of(pieces: Iterable[bytes], root: int) -> tuple["array[int]", int]:
+def chain_of(pieces: Iterable[Piece], root: int) -> tuple["array[int]", int]:
     """Hashes of the full blocks of the content that these pieces are, one after the other; and its size in bytes."""
     ends, digest = ENDS, xxh3_64_intdigest  # names of a module are looked up each time, some hundred times here
     made: list[int] = []
     last, before, held = root, 0, b""
-    for piece in pieces:
-        size = len(piece)
-        start = 0
+    for data, begin, stop in pieces:
+        start, skipped = begin, before - begin
+        before += stop - begin
         if held and len(made) < len(ends):
-            start = ends[len(made)] - before
-            if start > size:
-                held += piece
-                before += size
+            end = ends[len(made)] - skipped
+            if end > stop:
+                held += data[start:stop]
                 continue
-            last = digest(held + piece[:start], last)
+            last = digest(held + data[start:end], last)
             made.append(last)
+            start = end
         for block in range(len(made), len(ends)):
-            stop = ends[block] - before
-            if stop > size:
+            end = ends[block] - skipped
+            if end > stop:
                 break
-            last = digest(piece[start:stop], last)
+            last = digest(data[start:end], last)
             made.append(last)
-            start = stop
-        held = piece[start:]
-        before += size
+            start = end
+        held = data[start:stop]
     return array("Q", made), before
 
 
-def _pieces(texts: Sequence[str]) -> list[bytes]:
-    """The bytes of texts: of short ones joined, of long ones as they are."""
-    made: list[str] = []
+def _whole(data: bytes) -> Piece:
+    return data, 0, len(data)
+
+
+def _pieces(texts: Sequence[str], cut: dict[str, Piece]) -> list[Piece]:
+    """The bytes of texts: of short ones joined, of long ones as they are, of those that were cut out where they stood."""
+    made: list[Piece] = []
     short: list[str] = []
     for text in texts:
-        if len(text) < _LONG_CHARS:
-            short.append(text)
-        else:
-            made += ("".join(short), text)
+        was_cut = bool(cut) and is_marker(text)
+        if was_cut or len(text) >= _LONG_CHARS:
+            made += (_whole("".join(short).encode()), cut.pop(text) if was_cut else _whole(text.encode()))
             short = []
-    made.append("".join(short))
-    return [text.encode() for text in made]
+        else:
+            short.append(text)
+    made.append(_whole("".join(short).encode()))
+    return made
 
 
 _CHAT_ROOT: Final = ("chat_template", "chat_template_kwargs", "documents", "reasoning_effort", "mm_processor_kwargs")
 """Fields that change how the whole prompt is written."""
 
 
-def content_of(fields: Mapping[str, Any]) -> Content | None:
+def content_of(fields: Mapping[str, Any], cut: dict[str, Piece] | None = None) -> Content | None:
     """The content of a generation request's JSON body, or None where there is none that an engine would cache.
 
-    Raises TooDeepError.
+    `cut`: texts that were cut out of the body (`skimming`), by the markers in their places; those that are content are taken out
+    of it. Where one is left the body has to be read as a whole. Raises TooDeepError.
     """
-    written: Iterable[bytes] | None
+    pieces: list[Piece] | None
     token_ids: tuple[int, ...] | None = None
+    cut = {} if cut is None else cut
     if "messages" in fields:
-        written = _chat(fields.get("system"), fields["messages"], fields.get("tools"))
+        pieces = _chat(fields.get("system"), fields["messages"], fields.get("tools"), cut)
     elif "prompt" in fields:
-        written, token_ids = _prompt(fields["prompt"])
+        pieces, token_ids = _prompt(fields["prompt"], cut)
     elif "input" in fields:
-        written = _responses(fields)
+        pieces = _responses(fields, cut)
     else:
         return None
-    if written is None:
+    if pieces is None or cut:
         return None
     salt = fields.get("cache_salt")
     digest = _digest(salt) if salt else None
-    hashes, size = chain_of(written, _root(fields, digest, ids=token_ids is not None))
+    hashes, size = chain_of(pieces, _root(fields, digest, ids=token_ids is not None))
     return Content(hashes, size, token_ids, token_ids is not None, digest)
 
 
@@ -166,7 +173,7 @@ def _root(fields: Mapping[str, Any], salt: bytes | None, *, ids: bool) -> int:
     return root
 
 
-def _chat(system: Any, messages: Any, tools: Any) -> Iterable[bytes] | None:
+def _chat(system: Any, messages: Any, tools: Any, cut: dict[str, Piece]) -> list[Piece] | None:
     """Roles and contents in order; a message's other fields (tool calls, names) behind its content."""
     if not isinstance(messages, list):
         return None
@@ -175,15 +182,15 @@ def _chat(system: Any, messages: Any, tools: Any) -> Iterable[bytes] | None:
         parts += ("\0tools\0", _bytes(tools).decode())
     if system is not None:
         parts.append("\0system\0")
-        _write(system, parts)
+        _write(system, parts, cut)
     for message in messages:
         if not isinstance(message, dict):
             return None
         parts += ("\0", _bytes(message.get("role")).decode(), "\0")
-        _write(message.get("content"), parts)
+        _write(message.get("content"), parts, cut)
         if len(message) > 2:
             _write_rest(message, parts)
-    return _pieces(parts)
+    return _pieces(parts, cut)
 
 
 def _write_rest(message: Mapping[str, Any], parts: list[str]) -> None:
@@ -192,7 +199,7 @@ def _write_rest(message: Mapping[str, Any], parts: list[str]) -> None:
         parts += ("\0", _bytes(rest).decode())
 
 
-def _write(content: Any, parts: list[str]) -> None:
+def _write(content: Any, parts: list[str], cut: dict[str, Piece]) -> None:
     """Text as it is; anything else (an image, a sound) by the hash of what it holds."""
     if isinstance(content, str):
         parts.append(content)
@@ -202,13 +209,21 @@ def _write(content: Any, parts: list[str]) -> None:
             if isinstance(text, str):
                 parts.append(text)
             else:
-                parts += ("\0part\0", f"{xxh3_64_intdigest(_bytes(_payload(part))):016x}")
+                parts += ("\0part\0", f"{_identity(part, cut):016x}")
     elif content is not None:
         parts.append(_bytes(content).decode())
 
 
+def _identity(part: Any, cut: dict[str, Piece]) -> int:
+    """The hash of a part: of its address or data where there is one, since serialising megabytes would cost more."""
+    payload = _payload(part)
+    if cut and isinstance(payload, str) and is_marker(payload):
+        data, start, stop = cut.pop(payload)
+        return xxh3_64_intdigest(memoryview(data)[start:stop])
+    return xxh3_64_intdigest(_bytes(payload))
+
+
 def _payload(part: Any) -> Any:
-    """What a part's identity is: its address or data where there is one, since serialising megabytes would cost more."""
     if isinstance(part, dict):
         for value in part.values():
             if isinstance(value, dict):
@@ -218,26 +233,26 @@ def _payload(part: Any) -> Any:
     return part
 
 
-def _prompt(prompt: Any) -> tuple[Iterable[bytes] | None, tuple[int, ...] | None]:
+def _prompt(prompt: Any, cut: dict[str, Piece]) -> tuple[list[Piece] | None, tuple[int, ...] | None]:
     """A completion's prompt: text or token ids; of several prompts the first."""
     if isinstance(prompt, str):
-        return _pieces((prompt,)), None
+        return _pieces((prompt,), cut), None
     if not isinstance(prompt, Sequence) or not prompt:
         return None, None
     if isinstance(prompt[0], str):
-        return _pieces((prompt[0],)), None
+        return _pieces((prompt[0],), cut), None
     if isinstance(prompt[0], list):
         prompt = prompt[0]
     try:
-        return (array("I", prompt).tobytes(),), tuple(prompt)
+        return [_whole(array("I", prompt).tobytes())], tuple(prompt)
     except (TypeError, OverflowError):
         return None, None
 
 
-def _responses(fields: Mapping[str, Any]) -> Iterable[bytes] | None:
+def _responses(fields: Mapping[str, Any], cut: dict[str, Piece]) -> list[Piece] | None:
     """The responses API: instructions are a system message, input a text or a list of messages."""
     given = fields["input"]
     messages = [{"role": "user", "content": given}] if isinstance(given, str) else given
     if isinstance(messages, list):
         messages = [one for one in messages if isinstance(one, dict)]
-    return _chat(fields.get("instructions"), messages, fields.get("tools"))
+    return _chat(fields.get("instructions"), messages, fields.get("tools"), cut)

@@ -298,7 +298,7 @@ def tokens_to_reserve(parsed: ParsedRequest) -> int:
     Where the client sets no limit the output is guessed and settled later. A request whose answer tells no token counts (audio,
     tokenising) is not counted in tokens.
     """
-    fields = parsed.fields
+    fields = parsed.outline  # it is whole where there is no content yet
     if fields is None or not parsed.endpoint.judged:
         return 0
     content = parsed.content or (content_of(fields) if parsed.endpoint.prompted else None)

@@ -117,7 +117,7 @@ def _batch_limits(settings: EngineSettings, accelerator: Accelerator, max_model_
     sequences = settings.max_num_seqs or accelerator.sequences_default
     batched = settings.max_num_batched_tokens
     if batched is None:
-        batched = max(8192 if accelerator.is_large else 2048, sequences)
+        batched = max(accelerator.tokens_default, sequences)
         if not settings.chunked_prefill:
             batched = max(batched, max_model_len)
     if batched < sequences:

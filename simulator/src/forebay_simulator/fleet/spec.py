@@ -75,7 +75,8 @@ class EngineSpec:
         """What the capacity model tells the router of such a worker."""
         served = self.served()
         kv_tokens = served.scheduler.usable_blocks * served.scheduler.block_size
-        return seed_of_timer(served.timer, kv_tokens=kv_tokens)  # type: ignore[arg-type]
+        step_tokens = served.scheduler.max_batched_tokens
+        return seed_of_timer(served.timer, kv_tokens=kv_tokens, step_tokens=step_tokens)  # type: ignore[arg-type]
 
     def worker(self) -> Worker:
         """The same for the capacity model."""
@@ -87,6 +88,7 @@ class EngineSpec:
             self.quantization,
             kv_dtype(kv),
             self.memory_utilization,
+            batched_tokens=self.max_batched_tokens,
         )
 
 
