@@ -4,6 +4,10 @@ import math
 
 import pytest
 
+from forebay_autoscaler.credit import PATIENCE_DELAYS
+from forebay_autoscaler.learn import Learnt
+from forebay_autoscaler.orders import Orders
+from forebay_autoscaler.state import PoolState, ServiceState
 from tests.autoscaler.split_plant import SplitPlant
 
 
@@ -36,3 +40,22 @@ def test_a_steady_load_settles():
     changes = sum(pool.desired != pool.current for one in plant.decisions[before:] for pool in one.pools)
     assert changes <= 6, "half an hour, two pools"
     assert plant.attainment >= 0.97
+
+
+@pytest.mark.parametrize(
+    ("measured", "leads"),
+    [
+        ({}, {"prefill": 120.0, "decode": 120.0}),
+        ({"prefill": 40.0}, {"prefill": 40.0, "decode": 40.0}),
+        ({"prefill": 40.0, "decode": 200.0}, {"prefill": 40.0, "decode": 200.0}),
+    ],
+)
+def test_a_pool_that_started_no_worker_yet_is_taken_to_start_them_as_the_services_others_do(measured, leads):
+    plant = SplitPlant(lambda _: 5.0)
+    known = {name: PoolState(learnt=Learnt(orders=Orders(startup_s=seconds))) for name, seconds in measured.items()}
+    plant.state = ServiceState(pools=known)
+    plant.run(40)
+    decision = plant.decisions[-1]
+    assert {pool.name: pool.demand.lead_s for pool in decision.pools} == leads
+    delay_s = max(leads.values()) + plant.tuning.rate_window_s
+    assert decision.state.credit.patience_s == pytest.approx(PATIENCE_DELAYS * delay_s), "the credit waits as long"

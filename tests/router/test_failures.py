@@ -34,6 +34,12 @@ async def draining(_asked, wire):
     await wire.json({"error": {"message": message, "type": "InternalServerError", "param": None, "code": 500}}, 500)
 
 
+async def failing(_asked, wire):
+    await wire.json(
+        {"error": {"message": "KV load failure", "type": "InternalServerError", "param": None, "code": 500}}, 500
+    )
+
+
 async def abort_before_content(_asked, wire):
     await wire.events_head()
     await wire.event(chat_chunk("", finish="abort"))
@@ -122,10 +128,10 @@ async def test_failure_of_every_worker_is_an_error_in_openai_shape(fails, status
 
 
 async def test_error_of_every_worker_is_relayed_as_it_is():
-    async with workers(busy, draining) as made, routed(*made) as router:
+    async with workers(busy, failing) as made, routed(*made) as router:
         reply = await ask(router, chat())
         assert reply.status in {500, 503}
-        assert reply.json["error"]["message"] in {"busy", "cannot schedule new futures after shutdown"}
+        assert reply.json["error"]["message"] in {"busy", "KV load failure"}
         assert [len(worker.asked) for worker in made] == [1, 1]
 
 

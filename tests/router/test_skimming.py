@@ -13,6 +13,7 @@ from forebay_router.endpoints import ENDPOINTS
 from forebay_router.errors import RequestRefused
 from forebay_router.index.content import content_of
 from forebay_router.parsing import parse_request
+from forebay_router.rewriting import prefill_body
 from forebay_router.skimming import TEXT_MIN_BYTES, Skimmed, is_marker, skim
 from tests.router.harness import ask, chat, routed
 from tests.router.scripted import hello, workers
@@ -194,6 +195,8 @@ def test_a_request_is_the_same_whether_its_texts_are_read_or_not(path, fields, c
     assert request.output_tokens == min(256, fields.get("max_tokens", 256))
     assert request.choices == fields.get("n", 1) * (2 if fields.get("prompt") == [PROMPT, PROMPT] else 1)
     assert request.outline.keys() == fields.keys()
+    assert orjson.loads(prefill_body(*request.parts)) == orjson.loads(prefill_body(fields))
+    assert request.cut is cut
     assert request.fields == fields
     assert not request.cut
     assert request.outline == fields

@@ -403,6 +403,25 @@ async def test_request_that_hangs_the_only_worker_each_time_is_given_up():
         assert len(worker.asked) == DOWN_MAX
 
 
+async def leave(_asked, wire):
+    """What an engine says that ends in order, to a new request."""
+    message = "cannot schedule new futures after shutdown"
+    await wire.json({"error": {"message": message, "code": 500}}, status=500)
+
+
+async def test_only_worker_that_is_about_to_end_is_waited_for():
+    """It answers so for as long as its last requests take, /health is green meanwhile, and then it is begun anew."""
+    async with workers(leave) as [worker], routed(worker, flags=UNNOTICED) as router:
+        (uid,) = router.table.workers
+        asking = asyncio.create_task(ask(router, chat()))
+        await until(lambda: router.stats.pending == 1, "it has failed, and waits")
+        become(router, uid, WorkerState.NOT_READY)
+        worker.script = hello
+        become(router, uid, WorkerState.READY)
+        assert (await asking).status == 200
+        assert len(worker.asked) == 2
+
+
 @pytest.mark.usefixtures("short_rest")
 @pytest.mark.parametrize("fails", [hang_up, hang_up_streaming])
 async def test_only_worker_whose_engine_died_is_asked_again_when_it_is_back(fails):

@@ -77,12 +77,12 @@ def _note(policy: ServicePolicy, state: ServiceState, observation: ServiceObserv
     mix = mix_of(observation.signals, window_s=tuning.rate_window_s, samples_min=tuning.samples_min)
     waiting = sum(waiting_in_workers(pool.signals) or 0.0 for pool in observation.pools)
     queued = waiting + (observation.signals.pending.known or 0.0) >= 1
-    leads = [pool.learnt.orders.lead_s(now_s, tuning.startup_s) for pool in state.pools.values()]
-    lead_s = max(leads, default=tuning.startup_s)
+    unmeasured_s = _unmeasured_s(policy, state)
+    leads = [pool.learnt.orders.lead_s(now_s, unmeasured_s) for pool in state.pools.values()]
+    lead_s = max(leads, default=unmeasured_s)
     forecast = look_ahead(state.forecast, observation.signals, policy, now_s=now_s, lead_s=lead_s)
     queued_s = now_s if queued else state.queued_s
-    startup_s = max((pool.learnt.orders.startup_s or tuning.startup_s for pool in state.pools.values()), default=0.0)
-    delay_s = max(startup_s, policy.scale_down_window_s) + tuning.rate_window_s
+    delay_s = max(unmeasured_s, policy.scale_down_window_s) + tuning.rate_window_s
     credit = state.credit.paced(delay_s).take(
         observation.signals.good_lately_per_s.known,
         observation.signals.bad_lately_per_s.known,
@@ -99,6 +99,15 @@ def _note(policy: ServicePolicy, state: ServiceState, observation: ServiceObserv
         for name, pool in state.pools.items()
     }
     return replace(state, generation=policy.generation, pools=forgotten, credit=Credit())
+
+
+def _unmeasured_s(policy: ServicePolicy, state: ServiceState) -> float:
+    """Start-up time where a pool has started no worker yet: the longest of the service's others, which load the same model.
+
+    A decode pool that one worker suffices for may never start another; its default would have the whole service look further
+    ahead, and keep room for larger rises, than any order takes.
+    """
+    return max((pool.learnt.orders.startup_s for pool in state.pools.values()), default=0.0) or policy.tuning.startup_s
 
 
 def _sight(
@@ -145,7 +154,7 @@ def _look(sight: Sight, pool: PoolPolicy, observed: PoolObservation, counts: Poo
         seed = expect(pool.worker, pool.role, state.mix, policy.objective, pool.concurrency_max)
     facts = Facts(counts, observed.signals, seed, sight.shares[pool.name], now_s)
     learnt = learn(pool, memory.learnt, facts, sight.evidence)
-    orders, startup_s = learnt.orders, policy.tuning.startup_s
+    orders, unmeasured_s = learnt.orders, _unmeasured_s(policy, state)
     return View(
         pool,
         observed,
@@ -155,8 +164,8 @@ def _look(sight: Sight, pool: PoolPolicy, observed: PoolObservation, counts: Poo
         capacity_of(pool, learnt, seed),
         foreign,
         seed,
-        lead_s=orders.lead_s(now_s, startup_s),
-        coming=orders.coming(now_s, startup_s),
+        lead_s=orders.lead_s(now_s, unmeasured_s),
+        coming=orders.coming(now_s, unmeasured_s),
     )
 
 
@@ -225,14 +234,16 @@ def _running_ahead(sight: Sight, view: View, demand: Demand) -> tuple[float, flo
     Overfull workers are what the others were ordered for. Once these have been there for a window, or do not come, whatever
     still runs counts; so it does when it has not for a start-up time and a window, whatever came and went meanwhile.
     """
-    tuning, orders, now_s = sight.policy.tuning, view.learnt.orders, sight.now_s
+    policy, orders, now_s = sight.policy, view.learnt.orders, sight.now_s
+    tuning = policy.tuning
     coming = sum(count for _, count in view.coming)
     begun = now_s - orders.fulfilled_s < tuning.rate_window_s
     hold = (view.counts.ready + coming) * view.capacity.limit
     if demand.rate_per_s is None or not (coming or begun) or demand.running <= hold:
         return demand.running, None
     since_s = now_s if view.memory.crowded_since_s is None else view.memory.crowded_since_s
-    lasts = now_s - since_s >= (orders.startup_s or tuning.startup_s) + tuning.rate_window_s
+    startup_s = orders.startup_s or _unmeasured_s(policy, sight.state)
+    lasts = now_s - since_s >= startup_s + tuning.rate_window_s
     return (demand.running if lasts else hold), since_s
 
 

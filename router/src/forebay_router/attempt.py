@@ -86,8 +86,9 @@ class Attempt:
         else:
             leg = self._new_answer(None, prompt_answer=True)
             leg.collect_whole()
-            assert parsed.fields is not None
-            self._send(place.prefill.worker, rewriting.prefill_body(parsed.fields), leg)
+            fields, texts = parsed.parts
+            assert fields is not None
+            self._send(place.prefill.worker, rewriting.prefill_body(fields, texts), leg)
         parsed.put_away()
 
     def let_go(self) -> None:

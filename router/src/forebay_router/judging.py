@@ -9,6 +9,8 @@ from forebay_router.refusal import WorkerRefusal
 
 ENGINE_DEAD = "EngineCore encountered an issue"
 """What vLLM's API process answers, in a body or an event, when the engine's core has died under a request."""
+ENGINE_LEAVES = "cannot schedule new futures after shutdown"
+"""What it answers to a new request while it ends in order, and goes on to call itself healthy."""
 RETRIED_STATUSES = frozenset({500, 502, 503})
 """Answers of a worker that drains, dies or is full: another worker may well do it."""
 
@@ -23,8 +25,11 @@ def check_opening(answer: Answer, *, content_begun: bool, own_key: bool = False)
         raise WorkerFailure(FailureReason.WORKER_ERROR, message, answered=True)
     if answer.status in RETRIED_STATUSES and answer.complete:
         message = f"the worker answered {answer.status}"
-        if not answer.encoded and ENGINE_DEAD.encode() in answer.buffered():
+        said = b"" if answer.encoded else answer.buffered()
+        if ENGINE_DEAD.encode() in said:
             raise WorkerFailure(FailureReason.WORKER_ERROR, f"{message}: its engine has died", died=True)
+        if ENGINE_LEAVES.encode() in said:
+            raise WorkerFailure(FailureReason.WORKER_ERROR, f"{message}: it is about to end")
         raise WorkerRefusal(FailureReason.WORKER_ERROR, message, answer=answer)
     scanner = answer.scanner
     if scanner is None or scanner.first_content_s is not None or content_begun:

@@ -57,6 +57,8 @@ class ParsedRequest:
     """Its tokens have been made, or cannot be; they are in `content`."""
     cut: bool = False
     """Long texts are not in its fields, and can be read."""
+    texts: dict[str, Piece] | None = None
+    """Those, until it is sent: they may keep a body that another one has taken the place of."""
     away: bool = False
     """Its fields have been dropped, and can be read again."""
 
@@ -64,7 +66,7 @@ class ParsedRequest:
     def fields(self) -> dict[str, Any] | None:
         """The JSON body; None for forms. Raises RequestRefused for what is wrong in a long text."""
         if self.cut or self.away:
-            self.kept_fields, self.cut, self.away = _loaded(self.body), False, False
+            self.kept_fields, self.texts, self.cut, self.away = _loaded(self.body), None, False, False
         return self.kept_fields
 
     @property
@@ -72,15 +74,23 @@ class ParsedRequest:
         """The JSON body for who looks at small fields: markers may stand for long texts."""
         return self.fields if self.away else self.kept_fields
 
+    @property
+    def parts(self) -> tuple[dict[str, Any] | None, dict[str, Piece]]:
+        """The JSON body, and the texts that markers in it stand for."""
+        if self.texts is None:
+            return self.fields, {}
+        return self.kept_fields, self.texts
+
     def put_away(self) -> None:
         """It has been sent. What was read of a long body is as large as the body, and needed for another attempt only."""
+        self.texts = None
         if self.kept_fields is not None and not self.cut and len(self.body) >= LONG_BYTES:
             self.kept_fields, self.away = None, True
 
     def forget(self) -> None:
         """The answer has begun, so there is no second attempt: a long prompt need not be kept for the rest of the stream."""
         self.body = b""
-        self.kept_fields = None
+        self.kept_fields = self.texts = None
         self.cut = self.away = False
         self.content = None
 
@@ -91,9 +101,10 @@ def parse_request(endpoint: Endpoint, headers: Mapping[bytes, bytes], body: Body
         return _parse_form(endpoint, headers, bytes(body))
     skimmed = skim(body) if endpoint.prompted and len(body) >= LONG_BYTES else None
     if skimmed is not None:
-        request = _parse(endpoint, headers, body, _object(skimmed.outline), skimmed.texts)
-        if not skimmed.texts:
-            request.cut = True
+        left = dict(skimmed.texts)
+        request = _parse(endpoint, headers, body, _object(skimmed.outline), left)
+        if not left:
+            request.cut, request.texts = True, skimmed.texts
             return request
     return _parse(endpoint, headers, body, _loaded(body), {})
 

@@ -14,6 +14,7 @@ vllm_xargs, which the engine takes for the same thing: a string there makes ever
 """
 
 import re
+from collections.abc import Mapping
 from typing import Any, Final
 
 import orjson
@@ -22,6 +23,7 @@ from forebay_router import errors
 from forebay_router.bodies import Body
 from forebay_router.parsing import ParsedRequest
 from forebay_router.serialising import TooDeepError, serialise
+from forebay_router.skimming import Piece, restored
 from forebay_router.usage import read_usage
 
 TRANSFER_KEY: Final = "kv_transfer_params"
@@ -40,6 +42,7 @@ _REMOVED: Final = frozenset({TRANSFER_KEY, "ec_transfer_params", "bootstrap_host
 """Fields by which a client could steer the transfer of KV blocks."""
 _HARMLESS: Final = frozenset({*_REMOVED, _EXTRA_KEY}).isdisjoint
 
+_NO_TEXTS: Final[Mapping[str, Piece]] = {}
 _EMPTY_REST = re.compile(rb"\s*}")
 _OPENING = re.compile(rb"\s*{")
 
@@ -94,8 +97,8 @@ def ask_for_usage(request: ParsedRequest) -> bool:
     return True
 
 
-def prefill_body(fields: dict[str, Any]) -> bytes:
-    """The body of the prefill leg."""
+def prefill_body(fields: dict[str, Any], texts: Mapping[str, Piece] = _NO_TEXTS) -> bytes:
+    """The body of the prefill leg; `texts` go to the places of their markers."""
     leg = {key: value for key, value in fields.items() if key not in _DECODE_ONLY}
     if "max_completion_tokens" in fields:
         leg["max_completion_tokens"] = 1
@@ -104,7 +107,7 @@ def prefill_body(fields: dict[str, Any]) -> bytes:
     if leg.get("n") is not None:
         leg["n"] = 1
     leg[TRANSFER_KEY] = PREFILL_PARAMS
-    return _written(leg)
+    return restored(_written(leg), texts) if texts else _written(leg)
 
 
 def _written(fields: dict[str, Any]) -> bytes:

@@ -20,7 +20,9 @@ are not; the engine refuses those in its own words.
 None of it is done where it does not pay: with too many quotes for what is cut out, and with whatever is odd.
 """
 
+import re
 import secrets
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -34,6 +36,7 @@ Piece = tuple[bytes, int, int]
 
 _MARK: Final = f"cut {secrets.token_urlsafe(18)} "
 _MARKER_CHARS: Final = len(_MARK) + 6
+_markers: Final = re.compile(rb"%b\d{6}" % re.escape(_MARK.encode())).finditer
 _TEXTS_MAX: Final = 100_000
 _QUOTES_FREE: Final = 96
 _BYTES_PER_QUOTE: Final = 512
@@ -61,6 +64,18 @@ class Skimmed:
 def is_marker(text: str) -> bool:
     """It stands for another text."""
     return len(text) == _MARKER_CHARS and text.startswith(_MARK)
+
+
+def restored(json: bytes, texts: Mapping[str, Piece]) -> bytes:
+    """What was written of an outline, with the texts in the places of their markers."""
+    made: list[bytes | memoryview] = []
+    at = 0
+    for marker in _markers(json):
+        data, start, stop = texts[marker[0].decode()]
+        made += (json[at : marker.start()], memoryview(data)[start:stop])
+        at = marker.end()
+    made.append(json[at:])
+    return b"".join(made)
 
 
 def skim(body: Body) -> Skimmed | None:
