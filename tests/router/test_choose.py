@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from forebay_api.modelservice import Role
 from forebay_api.objective import Objective
-from forebay_router.choose import FIELD_MAX, Choice, Reason, Snapshot, choose
+from forebay_router.choose import FIELD_MAX, Choice, Reason, Snapshot, choose, kept_out
 from forebay_router.index.holders import Held, Slots
 from forebay_router.predicting import LOADED_MAX, Candidate, Demand, Displacement, Load, harm_of, predict
 from forebay_router.scoring import RELIEF_SHARE, SLOW_START
@@ -442,6 +442,20 @@ def test_a_decode_worker_computes_prompts_only_as_far_as_its_tokens_leave_time()
         decodes = candidate("d", 8, D, seed=PLANNED)
         decodes.speed.busy.note(0.0, busy_s)
         assert chosen(asked, waiting, decodes).reason is expected
+
+
+def test_decode_workers_are_kept_out_only_where_prefill_workers_are():
+    asked = demand(SPLIT, prompt_tokens=100_000)
+    busy, idle, unknown = (
+        candidate("busy", 1, D, seed=PLANNED),
+        candidate("idle", 0, D, seed=PLANNED),
+        candidate("u", 1, D),
+    )
+    pairs = Snapshot.of([candidate("p", role=P), busy, idle, unknown])
+    assert kept_out(asked, pairs) == (busy,)
+    assert kept_out(asked._replace(splittable=False), pairs) == ()
+    assert kept_out(demand(SPLIT, prompt_tokens=100), pairs) == ()
+    assert kept_out(asked, Snapshot.of([busy, idle, unknown])) == ()
 
 
 def test_prompts_harm_every_sequence_beside_them_also_those_that_are_late_already():

@@ -191,7 +191,7 @@ class Placing:
                 choice = choice or self._choose_tried(current, wanted, tried, now_s)
                 settled: Choice | Held = choice or room.NO_WORKER._replace(again_s=tried.again_s(now_s))
             elif choice is None:
-                return room.NO_WORKER
+                return room.NOT_HERE if undivided and not current.snapshot.mixed else room.NO_WORKER
             else:
                 settled = self._settle(current, choice, received, turn, filler=leaning.filler)
             return settled if isinstance(settled, Held) else self._take(settled, look_up, leaning)
@@ -199,11 +199,6 @@ class Placing:
         limits = service.spec.timeouts
         patience_s = limits.first_byte_s if parsed.stream else limits.total_s
         any_worker = next(iter(service.snapshot.by_uid.values()), None)
-        failed_s = None if tried is None else tried.since_s
-        if undivided and tried is None and not service.snapshot.mixed:
-            if len(self.pending.line_of(service).again) >= self.hold_limit:
-                raise self.pending.refuse(service, claim, Refusal.FULL)
-            failed_s = received.received_s  # it must not stand in the way of those that others can take
         wait = Wait(
             find=find,
             claim=claim,
@@ -211,7 +206,7 @@ class Placing:
             size_bytes=len(parsed.body),
             until_s=received.received_s + patience_s,
             due_s=received.received_s + room.PACED_SHARE * min(limits.first_byte_s, patience_s),
-            failed_s=failed_s,
+            failed_s=None if tried is None else tried.since_s,
         )
         return await self.pending.wait(service, wait)
 

@@ -79,6 +79,7 @@ class Cause(StrEnum):
     PACE = "every worker runs as many requests as it can in time"
     FILLER = "it is of low priority and would slow the others down"
     NO_WORKER = "no worker can take it now"
+    NOT_HERE = "it needs a worker of another role than those that are there"
     LATE = "it cannot be in time any more: those that can go first"
 
 
@@ -91,6 +92,7 @@ class Held(NamedTuple):
 
 
 NO_WORKER: Final = Held(Cause.NO_WORKER)
+NOT_HERE: Final = Held(Cause.NOT_HERE)
 FILLER: Final = Held(Cause.FILLER)
 _PACE: Final = Held(Cause.PACE)
 _LATE: Final = Held(Cause.LATE, 0.0)
