@@ -80,7 +80,7 @@ def test_trial_of_a_worker_that_was_never_asked_is_made_again(reason):
     note(tried, prefiller.spec.uid, reason)
     again = place_of(placing, tried)
     assert again is not None
-    again.prefilled()
+    again.prefilled(time.monotonic())
     again.answered(decoder)
     again.release()
     assert decoder.health.sound

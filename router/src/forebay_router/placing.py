@@ -9,10 +9,10 @@ is sent and of what became of it; what becomes of each attempt is told to the gu
 import asyncio
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
 from random import Random
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from forebay_api.objective import Outcome
 from forebay_router import errors
@@ -43,7 +43,8 @@ ATTENTION_S: Final = 0.1
 """A shorter predicted wait is nothing that a client's time limit or a queue could be about."""
 
 
-class Leaning(NamedTuple):
+@dataclass(slots=True)
+class Leaning:
     """How a request takes its place."""
 
     visible: bool
@@ -184,7 +185,7 @@ class Placing:
             now_s = time.monotonic()
             wanted = demand
             if undivided:  # workers may have come since
-                wanted = demand._replace(excluded=demand.excluded | current.one_sided())
+                wanted = replace(demand, excluded=demand.excluded | current.one_sided())
             choice = choose(wanted, current.snapshot, self.rng, now_s)
             if tried is not None:
                 choice = choice or self._choose_tried(current, wanted, tried, now_s)
@@ -244,7 +245,7 @@ class Placing:
         workers = self.table.workers
         back_s = {uid: workers[uid].back_s for uid in tried.failed if uid in workers}
         excluded = tried.excluded(back_s, now_s) | (demand.excluded - tried.workers)
-        return choose(demand._replace(excluded=excluded), service.snapshot, self.rng, now_s)
+        return choose(replace(demand, excluded=excluded), service.snapshot, self.rng, now_s)
 
     def consider(self, service: Service, parsed: ParsedRequest) -> tuple[Demand, LookUp | None, Choice | None]:
         """What would be chosen now. Nothing is leased, and nothing is remembered of the prompt."""

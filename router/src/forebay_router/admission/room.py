@@ -38,6 +38,7 @@ token over the objective, as long as that can be met there at all and anybody el
 """
 
 from collections.abc import Iterable
+from dataclasses import replace
 from enum import StrEnum
 from math import inf
 from random import Random
@@ -138,7 +139,7 @@ def _elsewhere(choice: Choice, snapshot: Snapshot, rng: Random) -> Choice | None
     full = {one.uid for one in seen if is_full(one)}
     if len(full) == len(seen) and len(seen) >= len(snapshot.mixed):
         return None
-    return choose(choice.demand._replace(excluded=choice.demand.excluded | full), snapshot, rng, choice.now_s)
+    return choose(replace(choice.demand, excluded=choice.demand.excluded | full), snapshot, rng, choice.now_s)
 
 
 def is_full(worker: Candidate) -> bool:
