@@ -3,6 +3,7 @@
 import time
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from math import exp
 from random import Random
 
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from forebay_api.modelservice import Role
 from forebay_api.objective import Objective
-from forebay_router.choose import FIELD_MAX, Choice, Reason, Snapshot, choose
+from forebay_router.choose import FIELD_MAX, Choice, Reason, Snapshot, choose, kept_out
 from forebay_router.index.holders import Held, Slots
 from forebay_router.predicting import LOADED_MAX, Candidate, Demand, Displacement, Load, harm_of, predict
 from forebay_router.scoring import RELIEF_SHARE, SLOW_START
@@ -51,7 +52,7 @@ def candidate(
 
 
 def demand(base: Demand = WHOLE, **changes) -> Demand:
-    return base._replace(**changes)
+    return replace(base, **changes)
 
 
 def chosen(asked: Demand, *candidates: Candidate, seed: int = 0) -> Choice | None:
@@ -443,6 +444,20 @@ def test_a_decode_worker_computes_prompts_only_as_far_as_its_tokens_leave_time()
         assert chosen(asked, waiting, decodes).reason is expected
 
 
+def test_decode_workers_are_kept_out_only_where_prefill_workers_are():
+    asked = demand(SPLIT, prompt_tokens=100_000)
+    busy, idle, unknown = (
+        candidate("busy", 1, D, seed=PLANNED),
+        candidate("idle", 0, D, seed=PLANNED),
+        candidate("u", 1, D),
+    )
+    pairs = Snapshot.of([candidate("p", role=P), busy, idle, unknown])
+    assert kept_out(asked, pairs) == (busy,)
+    assert kept_out(demand(asked, splittable=False), pairs) == ()
+    assert kept_out(demand(SPLIT, prompt_tokens=100), pairs) == ()
+    assert kept_out(asked, Snapshot.of([busy, idle, unknown])) == ()
+
+
 def test_prompts_harm_every_sequence_beside_them_also_those_that_are_late_already():
     """Or whoever is overfull would be the best place for more."""
     idle, busy = candidate("a", 8, D), candidate("b", 8, D)
@@ -615,7 +630,7 @@ def test_while_what_is_pushed_out_is_missed_hits_are_worth_a_little_more_waiting
     holds, idle = candidate("a", 1, queued=1200), candidate("b", 1)
     asked = demand(cached={"a": 900})
     assert chosen(asked, holds, idle).worker is idle
-    assert chosen(asked._replace(displacement=Displacement(300.0, 1000, {})), holds, idle).worker is holds
+    assert chosen(replace(asked, displacement=Displacement(300.0, 1000, {})), holds, idle).worker is holds
 
 
 def test_a_busy_worker_is_dear_before_it_has_a_queue():
@@ -663,7 +678,7 @@ RELIEF = {
     "even shares": (HOT, (50, 50, 50), "w0"),
     "far more than its share": (HOT, (200, 10, 50), "w1"),
     "more by chance, perhaps": (HOT, (5, 0, 0), "w0"),
-    "not for what did not come twice in a row": (HOT._replace(start=8), (200, 10, 50), "w0"),
+    "not for what did not come twice in a row": (replace(HOT, start=8), (200, 10, 50), "w0"),
 }
 
 
@@ -679,7 +694,7 @@ def test_a_hot_prefix_gets_another_home_where_its_worker_has_too_many_requests(c
 def test_nobody_is_relieved_of_what_everybody_holds():
     workers = pool_of(200, 10)
     workers[1].load.requests = 3
-    choice = choose(HOT._replace(common_tokens=950), Snapshot.of(workers), Random(1), 100.0)
+    choice = choose(replace(HOT, common_tokens=950), Snapshot.of(workers), Random(1), 100.0)
     assert workers[0].speed.overrun(100.0)
     assert (choice.worker.uid, choice.reason) == ("w0", Reason.LEAST_COST)
 
@@ -695,7 +710,7 @@ def test_nobody_is_relieved_by_a_worker_with_a_queue(held):
     """Nothing is copied where the other one holds as much, or more; waiting longer there is a cost all the same."""
     workers = pool_of(200, 10)
     workers[1].load.backlog.add(1, round(0.3 / PLANNED.prefill_token_s), 100.0, visible=True)
-    asked = HOT._replace(cached={"w0": 900, "w1": held}, objective=Objective(ttft_s=2.0, tpot_s=0.025, target=0.9))
+    asked = replace(HOT, cached={"w0": 900, "w1": held}, objective=Objective(ttft_s=2.0, tpot_s=0.025, target=0.9))
     assert predict(workers, asked, 100.0)[1].comfortable
     assert {choose(asked, Snapshot.of(workers), Random(at), 100.0).worker.uid for at in range(40)} == {"w0"}
     assert workers[0].speed.overrun(100.0)
@@ -706,7 +721,7 @@ def test_relief_by_a_worker_that_holds_as_much_costs_nothing(held):
     workers = pool_of(200, 10)
     for _ in range(3):
         workers[1].load.requests += 1
-    choice = choose(HOT._replace(cached={"w0": 900, "w1": held}), Snapshot.of(workers), Random(1), 100.0)
+    choice = choose(replace(HOT, cached={"w0": 900, "w1": held}), Snapshot.of(workers), Random(1), 100.0)
     assert (choice.worker.uid, choice.reason, choice.relief_s) == ("w1", Reason.RELIEF, 0)
     choice.worker.speed.sent(100.0, choice.prediction.work_tokens, choice.relief_s)
     assert workers[0].speed.pool.relief_s.at(100.0) == 0

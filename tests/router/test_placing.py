@@ -80,7 +80,7 @@ def test_trial_of_a_worker_that_was_never_asked_is_made_again(reason):
     note(tried, prefiller.spec.uid, reason)
     again = place_of(placing, tried)
     assert again is not None
-    again.prefilled()
+    again.prefilled(time.monotonic())
     again.answered(decoder)
     again.release()
     assert decoder.health.sound
@@ -181,6 +181,40 @@ async def test_what_cannot_be_split_waits_for_a_mixed_worker_that_is_left_alone(
     assert not waiting.done()
     placing.guard.sweep(mixed.health.until_s)
     assert (await waiting).lease.worker is mixed
+
+
+async def test_what_cannot_be_split_steps_aside_when_the_mixed_worker_that_it_waits_for_goes():
+    """Else all that pairs could take would stand behind it for as long as a first byte may take."""
+    placing = split("p1", "d1")
+    placing.table.worker_limit = 1
+    mixed = put_mixed(placing)
+    service = placing.table.services[KEY]
+    received = Received(b"POST", b"/", [], {}, http_10=False, keep_alive=True, received_s=time.monotonic())
+    running = place_of(placing, parsed=UNDIVIDED)
+    assert running is not None
+    waiting = asyncio.create_task(placing.place(service, UNDIVIDED, received, None))
+    behind = asyncio.create_task(placing.place(service, PARSED, received, None))
+    await until(lambda: service.stats.pending == 2, "they wait for room")
+    placing.guard.failed(mixed, FailureReason.CONNECT, "refused", time.monotonic())
+    await until(behind.done, "it has its turn")
+    assert (await behind).prefill is not None
+    running.release()
+    assert not waiting.done()
+    placing.guard.sweep(mixed.health.until_s)
+    assert (await waiting).lease.worker is mixed
+
+
+def test_what_cannot_be_split_goes_back_to_the_mixed_worker_that_failed_on_it_and_to_no_other():
+    placing = split("p1", "d1")
+    put_mixed(placing)
+    service = placing.table.services[KEY]
+    for ago_s, possible in ((0.0, False), (100.0, True)):
+        tried, failed_s = Tried(HELD_S), time.monotonic() - ago_s
+        failure = WorkerFailure(FailureReason.CONNECT, "refused")
+        tried.note("m1", failure, lost=False, sent_s=failed_s, now_s=failed_s)
+        assert placing.possible(service, UNDIVIDED, tried) is possible
+        place = place_of(placing, tried, UNDIVIDED)
+        assert (None if place is None else place.lease.worker.spec.uid) == ("m1" if possible else None)
 
 
 async def test_so_many_wait_for_a_mixed_worker_and_no_more():

@@ -3,7 +3,7 @@
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from forebay_router.bodies import LONG_BYTES, BodyMemory, source_of
@@ -64,6 +64,7 @@ def long_request(size: int, *, more: bytes = b"") -> bytes:
 
 
 @settings(deadline=None)
+@example(sizes=[LONG_BYTES], cuts=[len(PLAIN)])  # one read has the whole of it, and what follows
 @given(
     sizes=st.lists(st.sampled_from([4, 100, LONG_BYTES - 1, LONG_BYTES, LONG_BYTES + 1]), min_size=1, max_size=4),
     cuts=st.lists(st.integers(0, 5 * LONG_BYTES) | st.integers(0, 200), max_size=8),

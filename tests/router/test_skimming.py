@@ -181,7 +181,7 @@ SAID = {"role": "user", "content": PROMPT}
         (b"/v1/messages", {"system": [PART], "messages": [SAID], "max_tokens": 9}, True),
         (b"/v1/embeddings", {"input": PROMPT}, False),
     ],
-    ids=str,
+    ids=lambda value: str(value)[:60],
 )  # fmt: skip
 def test_a_request_is_the_same_whether_its_texts_are_read_or_not(path, fields, cut):
     """What is no content is read: nobody is to take a marker for what it stands for."""
@@ -200,6 +200,27 @@ def test_a_request_is_the_same_whether_its_texts_are_read_or_not(path, fields, c
     assert request.fields == fields
     assert not request.cut
     assert request.outline == fields
+
+
+@pytest.mark.parametrize("more", [0, LONG_BYTES])
+def test_what_was_read_is_put_away_where_it_is_long_itself(more):
+    """A few long texts may stand among a hundred thousand numbers; an answer that comes as a whole takes minutes."""
+    fields = {"model": "m", "messages": [SAID], "x": "y" * 99, "bad_words_ids": [1] * more}
+    request = parse_request(CHAT, {}, orjson.dumps(fields))
+    assert request.cut
+    request.put_away()
+    assert (request.kept_fields is None) is (more > 0)
+    assert request.outline == (fields if more else {**fields, "messages": request.kept_fields["messages"]})
+    assert request.cut is (not more)
+    assert request.parts == (fields, {})
+    request.forget()
+    assert (request.fields, request.outline) == (None, None)
+
+
+def test_what_was_cut_out_is_forgotten_with_the_rest():
+    request = parse_request(CHAT, {}, orjson.dumps({"messages": [SAID]}))
+    request.forget()
+    assert (request.fields, request.outline, request.texts) == (None, None, None)
 
 
 def test_of_two_equal_keys_the_last_counts():

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from forebay_router.answer import Answer
 from forebay_router.peer import Peer
-from forebay_router.upstream import UpstreamConnection, Upstreams
+from forebay_router.upstream import Upstreams
+from forebay_router.upstream_connection import UpstreamConnection
 from tests.router.ear import Ear
 from tests.router.harness import ask, chat, routed
 from tests.router.scripted import completion, hello, workers

@@ -192,5 +192,5 @@ class Attempt:
             self.request.opened(leg)
             return
         params, self.cached_tokens = rewriting.read_prefill_answer(leg.take_buffered())
-        self.place.prefilled()
         self._ask_for_answer(rewriting.decode_body(self.request.parsed.body, params))
+        self.place.prefilled(leg.last_byte_s)

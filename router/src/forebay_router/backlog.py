@@ -13,10 +13,10 @@ beyond its time, the longer it will go on being so. That keeps new requests away
 """
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 
-class _Prompt(NamedTuple):
+@dataclass(slots=True)
+class _Prompt:
     tokens: int
     sent_s: float
     visible: bool
@@ -47,7 +47,7 @@ class Backlog:
             return
         while True:
             head = next(iter(self.prompts))
-            tokens = self.prompts.pop(head)[0]
+            tokens = self.prompts.pop(head).tokens
             self.tokens -= tokens
             self.computed_tokens += tokens
             if head == lease:
@@ -59,7 +59,7 @@ class Backlog:
         if lease not in self.prompts:
             return
         was_head = next(iter(self.prompts)) == lease
-        self.tokens -= self.prompts.pop(lease)[0]
+        self.tokens -= self.prompts.pop(lease).tokens
         if was_head:
             self.began_s = now_s if self.prompts else 0.0
 

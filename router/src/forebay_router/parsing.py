@@ -55,18 +55,23 @@ class ParsedRequest:
     """What the client calls its session, as a hash; None without content, too."""
     tokens_told: bool = False
     """Its tokens have been made, or cannot be; they are in `content`."""
-    cut: bool = False
-    """Long texts are not in its fields, and can be read."""
+    cut_bytes: int = 0
+    """Of long texts that are not in its fields, and can be read."""
     texts: dict[str, Piece] | None = None
     """Those, until it is sent: they may keep a body that another one has taken the place of."""
     away: bool = False
     """Its fields have been dropped, and can be read again."""
 
     @property
+    def cut(self) -> bool:
+        """Long texts are not in its fields."""
+        return self.cut_bytes > 0
+
+    @property
     def fields(self) -> dict[str, Any] | None:
         """The JSON body; None for forms. Raises RequestRefused for what is wrong in a long text."""
         if self.cut or self.away:
-            self.kept_fields, self.texts, self.cut, self.away = _loaded(self.body), None, False, False
+            self.kept_fields, self.texts, self.cut_bytes, self.away = _loaded(self.body), None, 0, False
         return self.kept_fields
 
     @property
@@ -82,16 +87,16 @@ class ParsedRequest:
         return self.kept_fields, self.texts
 
     def put_away(self) -> None:
-        """It has been sent. What was read of a long body is as large as the body, and needed for another attempt only."""
+        """It has been sent. What was read is as large as its part of the body, and needed for another attempt only."""
         self.texts = None
-        if self.kept_fields is not None and not self.cut and len(self.body) >= LONG_BYTES:
+        if self.kept_fields is not None and len(self.body) - self.cut_bytes >= LONG_BYTES:
             self.kept_fields, self.away = None, True
 
     def forget(self) -> None:
         """The answer has begun, so there is no second attempt: a long prompt need not be kept for the rest of the stream."""
         self.body = b""
         self.kept_fields = self.texts = None
-        self.cut = self.away = False
+        self.cut_bytes, self.away = 0, False
         self.content = None
 
 
@@ -104,7 +109,8 @@ def parse_request(endpoint: Endpoint, headers: Mapping[bytes, bytes], body: Body
         left = dict(skimmed.texts)
         request = _parse(endpoint, headers, body, _object(skimmed.outline), left)
         if not left:
-            request.cut, request.texts = True, skimmed.texts
+            request.cut_bytes = sum(stop - start for _, start, stop in skimmed.texts.values())
+            request.texts = skimmed.texts
             return request
     return _parse(endpoint, headers, body, _loaded(body), {})
 

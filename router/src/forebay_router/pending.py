@@ -5,7 +5,7 @@ bytes). When workers or room appear, places are given out in its order and in on
 the waiting request before its task runs, so that a first worker does not get everything that waited at once, and a newcomer
 does not overtake. A request whose worker failed goes before all others: it had its turn. Some workers are left out for it, so
 it does not stand in their way either. Nor does one that none of those that are there can take (it cannot be split, and the one
-worker that need not split it is left alone), for which the same holds.
+worker that need not split it is left alone): it is set aside, and stands with those, when its turn has come to be looked at.
 
 `find` is asked again whenever something changes (a lease ends, a prompt is computed, a worker comes), and when the time has
 come that it named itself. `WorkerTable.waiting` tells the table whether anybody would care.
@@ -30,7 +30,7 @@ from forebay_router.admission.claim import Claim, Priority
 from forebay_router.admission.drain_rate import DrainRate
 from forebay_router.admission.fair_queue import FairQueue
 from forebay_router.admission.lane import Entry
-from forebay_router.admission.room import ANYHOW, Held, Turn
+from forebay_router.admission.room import ANYHOW, Cause, Held, Turn
 from forebay_router.admission.turns import LOOK_AGAIN_MIN_S, give_out
 from forebay_router.errors import RequestRefused
 from forebay_router.table import Service, ServiceKey, WorkerTable
@@ -71,8 +71,7 @@ class Wait(Generic[Place]):
     due_s: float = inf
     """Monotonic time from which it does not wait for the sake of the others' pace."""
     failed_s: float | None = None
-    """It had its turn and its worker failed, or none that is there can take it: monotonic time from which it is held for another.
-    None for all others."""
+    """It had its turn, and its worker failed: monotonic time from which it is held for another. None for all others."""
 
 
 @dataclass(slots=True, eq=False)
@@ -80,6 +79,8 @@ class _Waiter(Generic[Place]):
     wait: Wait[Place]
     future: "asyncio.Future[Place]"
     since_s: float
+    held_s: float | None
+    """Monotonic time from which it is held for a worker that can take it, before all others; None while it is in the queue."""
 
 
 @dataclass(slots=True)
@@ -151,7 +152,7 @@ class Pending(Generic[Place]):
         """A place, once there is one; raises RequestRefused when there is no room to wait, or it waited in vain."""
         line = self.line_of(service)
         now_s = time.monotonic()
-        waiter = _Waiter(wait, asyncio.get_running_loop().create_future(), now_s)
+        waiter = _Waiter(wait, asyncio.get_running_loop().create_future(), now_s, wait.failed_s)
         entry = self._enter(service, line, waiter)
         service.stats.pending += 1
         self.table.waiting += 1
@@ -203,11 +204,11 @@ class Pending(Generic[Place]):
 
     async def _until_placed(self, service: Service, waiter: _Waiter[Place]) -> None:
         wait, future = waiter.wait, waiter.future
-        since_s = waiter.since_s if wait.failed_s is None else wait.failed_s
         while not future.done():
             now_s = time.monotonic()
+            since_s = waiter.since_s if waiter.held_s is None else waiter.held_s
             limit_s, why = since_s + service.spec.timeouts.hold_s, Refusal.NO_WORKER
-            if wait.failed_s is None and not service.snapshot.empty:
+            if waiter.held_s is None and not service.snapshot.empty:
                 limit_s, why = max(limit_s, wait.until_s), Refusal.TIMEOUT
             if now_s >= wait.claim.until_s:
                 raise self.refuse(service, wait.claim, Refusal.DEADLINE)
@@ -271,6 +272,8 @@ class Pending(Generic[Place]):
             waiter = entry.item
             found = waiter.wait.find(Turn(entry.late, now_s >= entry.due_s))
             if isinstance(found, Held):
+                if found.cause is Cause.NOT_HERE:
+                    self._set_aside(service, line, waiter)
                 return found
             line.drain.served(entry.cost, now_s)
             counts = line.counts[entry.claim.priority]
@@ -281,6 +284,14 @@ class Pending(Generic[Place]):
 
         line.held = give_out(line.queue, take, now_s)
         self._look_again(service, line, min([soonest_s, *(why.again_s for why in line.held.values())]))
+
+    def _set_aside(self, service: Service, line: Line[Place], waiter: _Waiter[Place]) -> None:
+        """It leaves the queue for those that had their turn, if they are not too many. It waits no longer for that."""
+        if len(line.again) >= self.requests_max:
+            waiter.future.set_exception(self.refuse(service, waiter.wait.claim, Refusal.FULL))
+            return
+        waiter.held_s = waiter.since_s
+        line.again[waiter] = None
 
     @staticmethod
     def _serve_again(line: Line[Place]) -> float:

@@ -4,7 +4,6 @@ A worker that is not sound is tried with one request at a time. The place of tha
 when the place is given back undecided, another request may already be trying the worker.
 """
 
-import time
 from dataclasses import dataclass
 
 from forebay_router.accounting import Record
@@ -50,10 +49,10 @@ class Place:
         record.worker = self.lease.worker.spec.name
         record.prefill_worker = self.prefill.worker.spec.name if self.prefill else None
 
-    def prefilled(self) -> None:
-        """The prefill leg has ended well."""
+    def prefilled(self, now_s: float) -> None:
+        """The prefill leg has ended well, at this time."""
         if self.prefill is not None and self.prefill.held:
-            self.trip.prefilled_s = time.monotonic()
+            self.trip.prefilled_s = now_s
             self.prefill.prefilled()
             self.prefill.release()
 

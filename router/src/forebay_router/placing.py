@@ -9,10 +9,10 @@ is sent and of what became of it; what becomes of each attempt is told to the gu
 import asyncio
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
 from random import Random
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from forebay_api.objective import Outcome
 from forebay_router import errors
@@ -43,7 +43,8 @@ ATTENTION_S: Final = 0.1
 """A shorter predicted wait is nothing that a client's time limit or a queue could be about."""
 
 
-class Leaning(NamedTuple):
+@dataclass(slots=True)
+class Leaning:
     """How a request takes its place."""
 
     visible: bool
@@ -184,13 +185,13 @@ class Placing:
             now_s = time.monotonic()
             wanted = demand
             if undivided:  # workers may have come since
-                wanted = demand._replace(excluded=demand.excluded | current.one_sided())
+                wanted = replace(demand, excluded=demand.excluded | current.one_sided())
             choice = choose(wanted, current.snapshot, self.rng, now_s)
             if tried is not None:
                 choice = choice or self._choose_tried(current, wanted, tried, now_s)
                 settled: Choice | Held = choice or room.NO_WORKER._replace(again_s=tried.again_s(now_s))
             elif choice is None:
-                return room.NO_WORKER
+                return room.NOT_HERE if undivided and not current.snapshot.mixed else room.NO_WORKER
             else:
                 settled = self._settle(current, choice, received, turn, filler=leaning.filler)
             return settled if isinstance(settled, Held) else self._take(settled, look_up, leaning)
@@ -198,11 +199,6 @@ class Placing:
         limits = service.spec.timeouts
         patience_s = limits.first_byte_s if parsed.stream else limits.total_s
         any_worker = next(iter(service.snapshot.by_uid.values()), None)
-        failed_s = None if tried is None else tried.since_s
-        if undivided and tried is None and not service.snapshot.mixed:
-            if len(self.pending.line_of(service).again) >= self.hold_limit:
-                raise self.pending.refuse(service, claim, Refusal.FULL)
-            failed_s = received.received_s  # it must not stand in the way of those that others can take
         wait = Wait(
             find=find,
             claim=claim,
@@ -210,7 +206,7 @@ class Placing:
             size_bytes=len(parsed.body),
             until_s=received.received_s + patience_s,
             due_s=received.received_s + room.PACED_SHARE * min(limits.first_byte_s, patience_s),
-            failed_s=failed_s,
+            failed_s=None if tried is None else tried.since_s,
         )
         return await self.pending.wait(service, wait)
 
@@ -249,7 +245,7 @@ class Placing:
         workers = self.table.workers
         back_s = {uid: workers[uid].back_s for uid in tried.failed if uid in workers}
         excluded = tried.excluded(back_s, now_s) | (demand.excluded - tried.workers)
-        return choose(demand._replace(excluded=excluded), service.snapshot, self.rng, now_s)
+        return choose(replace(demand, excluded=excluded), service.snapshot, self.rng, now_s)
 
     def consider(self, service: Service, parsed: ParsedRequest) -> tuple[Demand, LookUp | None, Choice | None]:
         """What would be chosen now. Nothing is leased, and nothing is remembered of the prompt."""

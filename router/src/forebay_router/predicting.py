@@ -113,7 +113,8 @@ class Displacement(NamedTuple):
         return AGAIN if victim is None else AGAIN + min(_DISPLACEMENT_MAX, self.odds_by_age / max(1, self.now - victim))
 
 
-class Demand(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Demand:
     """What is known of a request when it is placed."""
 
     prompt_tokens: int = 0
@@ -124,7 +125,7 @@ class Demand(NamedTuple):
     """Prefill may run on one worker and decode on another."""
     excluded: frozenset[str] = frozenset()
     """Workers that failed on this request already."""
-    cached: Mapping[str, int] = _NOTHING
+    cached: Mapping[str, int] = field(default_factory=lambda: _NOTHING)
     """Worker -> tokens of the prompt that it holds."""
     common_tokens: int = 0
     """Tokens at the start that nearly every request of the service shares."""
@@ -137,7 +138,8 @@ class Demand(NamedTuple):
     """Names the first block of the prompt that not nearly every request shares; 0 where it is not known."""
 
 
-class Prediction(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Prediction:
     """What is expected of one candidate."""
 
     uid: str
@@ -202,8 +204,21 @@ def predict(candidates: Sequence[Candidate], demand: Demand, now_s: float) -> li
         if not comfortable:
             chance = chance_of(objective, (ttft_s, tpot_s), pool, pool)
             cost += 1 - chance
-        sums = (tokens, prompts, work_of(prompt, uncached, bend))
-        made.append(Prediction(one.uid, wait_s, uncached, ttft_s, tpot_s, cost, chance, comfortable, *sums))
+        made.append(
+            Prediction(
+                one.uid,
+                wait_s,
+                uncached,
+                ttft_s,
+                tpot_s,
+                cost,
+                chance,
+                comfortable,
+                tokens,
+                prompts,
+                work_of(prompt, uncached, bend),
+            )
+        )
     return made
 
 
@@ -263,7 +278,8 @@ def join(first: Prediction, second: Prediction, pools: tuple[PoolSpeed, PoolSpee
         second.uid,
         first.wait_s,
         first.uncached_tokens,
-        *times,
+        times[0],
+        times[1],
         cost + 1 - chance,
         chance,
         comfortable,

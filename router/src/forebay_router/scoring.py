@@ -47,8 +47,9 @@ def _has_room(one: Candidate, demand: Demand) -> bool:
 def _cheapest(  # noqa: C901, PLR0912, PLR0915  (every call in this loop is paid for by each request, once a worker)
     candidates: Sequence[Candidate], demand: Demand, now_s: float, rng: Random, *, slow_start: float
 ) -> Candidate | None:
-    prompt, output, _, excluded, cached, common, objective, displacement, adapter, _ = demand
-    per_output = 1 / (output or 1)
+    objective, displacement, adapter, excluded = demand.objective, demand.displacement, demand.adapter, demand.excluded
+    prompt, cached, common = demand.prompt_tokens, demand.cached, demand.common_tokens
+    per_output = 1 / (demand.output_tokens or 1)
     lowest = fewest = inf
     best: list[Candidate] = []
     pool = None

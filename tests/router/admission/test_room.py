@@ -96,7 +96,7 @@ def test_prompt_that_is_overdue_counts_for_its_work_only():
 
 
 def test_of_a_pair_the_prefill_worker_s_queue_counts():
-    split = DEMAND._replace(splittable=True)
+    split = replace(DEMAND, splittable=True)
     decode = candidate("d", prompts=3, role=Role.DECODE, of=pool(seed=Seed(1.0, 1e-3, 0.008, 0.001, Origin.PLANNED)))
     pair = choice(candidate("p", 8_000, role=Role.PREFILL), decode, demand=split)
     assert pair.prefill is not None
@@ -273,7 +273,7 @@ def test_low_priority_leaves_the_others_their_pace(requests, seed, measured, dis
 def test_cost_is_worker_time():
     demand = Demand(prompt_tokens=10_000, output_tokens=100, cached={"a": 4_000}, common_tokens=1_000)
     assert cost_s(demand, candidate()) == pytest.approx(0.6 + 0.1)
-    assert cost_s(demand._replace(cached={}), candidate()) == pytest.approx(0.9 + 0.1)
+    assert cost_s(replace(demand, cached={}), candidate()) == pytest.approx(0.9 + 0.1)
     assert cost_s(demand, None) > 0, "also before there is any worker"
     bent = candidate()
     bent.speed.pool.bend.value = 1e-5

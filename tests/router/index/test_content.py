@@ -121,10 +121,11 @@ def test_what_does_not_change_the_prompt_does_not_change_the_hashes():
     assert chat(LONG, "Hi") == chat(LONG, "Hi", temperature=0.3, max_tokens=9, stream=True, user="u")
 
 
-def test_messages_with_other_fields_are_told_apart():
+@pytest.mark.parametrize("content", [{"content": None}, {}], ids=["null", "absent"])
+def test_messages_with_other_fields_are_told_apart(content):
     call = {
         "role": "assistant",
-        "content": None,
+        **content,
         "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": LONG}}],
     }
     other = {**call, "tool_calls": [{"id": "2", "function": {"name": "g", "arguments": LONG}}]}

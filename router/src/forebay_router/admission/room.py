@@ -38,6 +38,7 @@ token over the objective, as long as that can be met there at all and anybody el
 """
 
 from collections.abc import Iterable
+from dataclasses import replace
 from enum import StrEnum
 from math import inf
 from random import Random
@@ -78,6 +79,7 @@ class Cause(StrEnum):
     PACE = "every worker runs as many requests as it can in time"
     FILLER = "it is of low priority and would slow the others down"
     NO_WORKER = "no worker can take it now"
+    NOT_HERE = "it needs a worker of another role than those that are there"
     LATE = "it cannot be in time any more: those that can go first"
 
 
@@ -90,6 +92,7 @@ class Held(NamedTuple):
 
 
 NO_WORKER: Final = Held(Cause.NO_WORKER)
+NOT_HERE: Final = Held(Cause.NOT_HERE)
 FILLER: Final = Held(Cause.FILLER)
 _PACE: Final = Held(Cause.PACE)
 _LATE: Final = Held(Cause.LATE, 0.0)
@@ -136,7 +139,7 @@ def _elsewhere(choice: Choice, snapshot: Snapshot, rng: Random) -> Choice | None
     full = {one.uid for one in seen if is_full(one)}
     if len(full) == len(seen) and len(seen) >= len(snapshot.mixed):
         return None
-    return choose(choice.demand._replace(excluded=choice.demand.excluded | full), snapshot, rng, choice.now_s)
+    return choose(replace(choice.demand, excluded=choice.demand.excluded | full), snapshot, rng, choice.now_s)
 
 
 def is_full(worker: Candidate) -> bool:

@@ -1,7 +1,8 @@
 """Gives out places to those that wait, in the queue's order and as far as they go. Pure: the router's and the fleet simulator's.
 
 A request at the head that turns out to be late is set back before it takes a place (`FairQueue.set_back`), and the next one is
-asked. One that is held keeps its priority from being served, and no other: a lower one may be content with another worker.
+asked. So it is when no worker that is there can take the first: that one leaves the queue, and waits elsewhere. One that is held
+keeps its priority from being served, and no other: a lower one may be content with another worker.
 """
 
 from collections.abc import Callable
@@ -26,6 +27,8 @@ def give_out(queue: FairQueue[Item], take: Callable[[Entry[Item]], Held | None],
         elif why.cause is Cause.LATE:
             assert not entry.late, "a late request is set back once"
             queue.set_back(entry)
+        elif why.cause is Cause.NOT_HERE:
+            queue.remove(entry)
         else:
             priority = entry.claim.priority
             held[priority] = why if why.cause is not Cause.PACE else why._replace(again_s=queue.due_s(priority) - now_s)

@@ -188,7 +188,7 @@ def _chat(system: Any, messages: Any, tools: Any, cut: dict[str, Piece]) -> list
             return None
         parts += ("\0", _bytes(message.get("role")).decode(), "\0")
         _write(message.get("content"), parts, cut)
-        if len(message) > 2:
+        if len(message) > 2 or "content" not in message:
             _write_rest(message, parts)
     return _pieces(parts, cut)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_right
 from collections.abc import Callable
+from dataclasses import replace
 from random import Random
 
 from forebay_router.accounting import Record
@@ -65,7 +66,8 @@ class Forebay:
         """As the router does, with the same knowledge."""
         self._meet(snapshot)
         look_up = self._look_up(job)
-        demand = demand._replace(
+        demand = replace(
+            demand,
             prompt_tokens=look_up.prompt_tokens,
             cached=look_up.cached,
             common_tokens=look_up.common_tokens,
