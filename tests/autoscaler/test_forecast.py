@@ -3,6 +3,7 @@
 import math
 import random
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -19,7 +20,7 @@ from forebay_autoscaler.trend import line_of
 BIN_S, LEAD = 15.0, 8.0
 
 
-def followed(rate: Callable[[float], float], seconds: float, *, seed: int = 1) -> Forecast:
+def followed(rate: Callable[[float], float], seconds: float, *, seed: int = 1, lead: float = LEAD) -> Forecast:
     """The forecast after so long, with Poisson-like counts."""
     chance, forecast, now_s = random.Random(seed), Forecast(), 0.0
     while now_s < seconds:
@@ -27,7 +28,7 @@ def followed(rate: Callable[[float], float], seconds: float, *, seed: int = 1) -
         mean = rate(now_s - BIN_S / 2) * BIN_S
         count = max(0.0, chance.gauss(mean, math.sqrt(mean)))
         past = forecast.past.take(now_s, count / BIN_S, over_s=BIN_S, bin_s=BIN_S)
-        forecast = take(forecast, past, lead=LEAD, bin_s=BIN_S)
+        forecast = take(forecast, past, lead=lead, bin_s=BIN_S)
     return forecast
 
 
@@ -77,6 +78,27 @@ def test_a_rise_after_a_quiet_night_is_followed_at_once(seed):
     found = minute.rate_at((night_s + 60.0) / BIN_S + lead, lead)
     assert found is not None
     assert found > 1.2 * rate(night_s + 60.0), "where it will be, not where it is"
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_one_surprise_is_no_habit_of_falling_short(seed):
+    """A rise within three minutes, where a worker takes five: twenty forecasts did not know of it, and it is one event."""
+
+    def rate(now_s: float) -> float:
+        return 6.0 + 18.0 * min(1.0, max(0.0, (now_s - 900.0) / 180.0))
+
+    after = followed(rate, 1500.0, seed=seed, lead=20.0)
+    assert sum(error > 5.0 for error in after.errors) >= 0.3 * len(after.errors)
+    assert after.shortfall < 1.0
+
+
+def test_what_most_forecasts_lack_is_added_to_the_next():
+    forecast = followed(lambda _: 10.0, 600.0)
+    for number in range(40, 100):
+        forecast = replace(forecast, pending=((number, (7.0, 7.0, None, 7.0)),))
+        past = forecast.past.take((number + 1) * BIN_S, 9.0, over_s=BIN_S, bin_s=BIN_S)
+        forecast = take(forecast, past, lead=LEAD, bin_s=BIN_S)
+    assert forecast.shortfall == pytest.approx(2.0)
 
 
 def test_chance_is_seldom_taken_for_a_rise():

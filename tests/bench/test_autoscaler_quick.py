@@ -7,9 +7,13 @@ from typing import Any
 
 import pytest
 
+from forebay_autoscaler.forecast import Forecast
+from forebay_autoscaler.policy import Tuning
 from forebay_simulator.fleet.comparing import BOUND
 from forebay_simulator.fleet.report import Line, Scores, document
+from forebay_simulator.fleet.scenarios import RAMP
 from tests.bench.autoscaler.__main__ import main, merged
+from tests.bench.autoscaler.foresight import foreseen
 from tests.bench.autoscaler.situations import POLICIES, SITUATIONS
 
 
@@ -34,6 +38,15 @@ def test_a_quick_comparison_writes_json_text_and_a_page(tmp_path, capsys):
     assert "over bound %" in text
     assert text.strip() in capsys.readouterr().out
     assert (tmp_path / "autoscaler.html").read_text().count("<svg") == 2
+
+
+def test_foresight_is_the_most_that_the_law_says_until_the_next_order_could_be_there():
+    def foresight(now_s: float) -> float:
+        return foreseen(Forecast(), 0.0, Tuning(), now_s=now_s, lead_s=120.0)
+
+    assert foresight(0.0) == RAMP(135.0), "a rise is met where it will be"
+    assert foresight(390.0) == RAMP(450.0) == 24.0, "and a crest is not gone beyond"
+    assert foresight(600.0) == RAMP(600.0), "a fall is followed from now"
 
 
 LIMITS = {"ttft_s": 1.0, "tpot_s": 0.025, "target": 0.95}

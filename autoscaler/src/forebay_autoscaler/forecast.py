@@ -11,9 +11,10 @@ too much, averaged over the last forecasts. The one with the smallest loss is us
 so that a rhythm that ends, or a slope that misleads, is dropped by itself.
 
 Below it lies a floor, the `echo`: what followed the last times it looked like this (habits.py). While its forecasts lose more
-than the level's, it does not count. By how much all of it fell short of late, at its `SHORT` percentile, is kept on top:
-`shortfall`. So is room for a `burst`, a share of the rises that are usual, as far as a known rhythm does not foresee them. The
-larger of the two counts.
+than the level's, it does not count. By how much more than half of the last forecasts fell short is kept on top: `shortfall`.
+It is the median, since forecasts fall short together: a surprise makes as many of them do so as a lead has bins, and is one
+event, which a margin kept for long after it does not undo. More than half is a bias. So is room for a `burst`, a share of the
+rises that are usual, as far as a known rhythm does not foresee them. The larger of the two counts.
 """
 
 import math
@@ -34,8 +35,8 @@ SCORED_MIN: Final = 4
 """Forecasts after which a loss counts."""
 WORTH: Final = 0.95
 """Share of a simpler forecast's loss that one which knows more must stay below."""
-SHORT: Final = 0.7
-"""Percentile of the shortfall."""
+SHORT: Final = 0.5
+"""Percentile of the shortfall: what more than half of forecasts lack."""
 SHORTFALL_MAX: Final = 0.25
 """And its most, as a share of the rate."""
 ERRORS_MIN: Final = 10

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Final
 
 from forebay_api.modelservice import Role
 from forebay_api.objective import Objective
@@ -91,6 +92,10 @@ def split(
     return FleetSpec(pools=pools, objective=objective, budget_gpus=budget_gpus)
 
 
+RAMP: Final = sinusoid(1, 24, 900)
+"""Requests a second of the ramps."""
+
+
 def _ramp(name: str, startup_s: float) -> Scenario:
     objective = Objective(ttft_s=3.0, tpot_s=0.035, target=0.95)
     return Scenario(
@@ -104,7 +109,7 @@ def _ramp(name: str, startup_s: float) -> Scenario:
             objective=objective,
             budget_gpus=24,
         ),
-        trace=lambda seed: generate(name, sinusoid(1, 24, 900), fixed(8000, 1000), duration_s=2100, seed=seed),
+        trace=lambda seed: generate(name, RAMP, fixed(8000, 1000), duration_s=2100, seed=seed),
         # What an operator sets for load that rises and falls within minutes; every policy that has such a window gets it.
         autoscaler=AutoscalerSpec(scale_down_window_s=30.0),
     )
