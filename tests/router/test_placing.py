@@ -24,6 +24,7 @@ from forebay_router.tried import Tried
 from forebay_router.usage import Usage
 from tests.router.harness import until
 from tests.router.test_table import OBJECTIVE, TIMEOUTS
+from tests.support.bounds import NEVER_S
 
 KEY = ServiceKey("n", "s")
 HELD_S = 3600.0
@@ -215,6 +216,19 @@ def test_what_cannot_be_split_goes_back_to_the_mixed_worker_that_failed_on_it_an
         assert placing.possible(service, UNDIVIDED, tried) is possible
         place = place_of(placing, tried, UNDIVIDED)
         assert (None if place is None else place.lease.worker.spec.uid) == ("m1" if possible else None)
+
+
+async def test_what_cannot_be_split_is_held_no_longer_than_what_has_no_worker_at_all():
+    """Though others are there, for whose room it might wait as long as a first byte may take."""
+    placing = split("p1", "d1")
+    placing.guard.failed(put_mixed(placing), FailureReason.CONNECT, "refused", time.monotonic())
+    service = placing.table.services[KEY]
+    service.spec = replace(service.spec, timeouts=replace(service.spec.timeouts, hold_s=0.05, first_byte_s=HELD_S))
+    received = Received(b"POST", b"/", [], {}, http_10=False, keep_alive=True, received_s=time.monotonic())
+    with pytest.raises(RequestRefused) as refused:
+        async with asyncio.timeout(NEVER_S):
+            await placing.place(service, UNDIVIDED, received, None)
+    assert refused.value.reason is FailureReason.NO_WORKER
 
 
 async def test_so_many_wait_for_a_mixed_worker_and_no_more():
