@@ -216,6 +216,21 @@ async def test_stream_that_cannot_be_passed_on_takes_no_other_with_it(upstreams,
     assert "could not be passed on" in caplog.text
 
 
+async def test_answer_ends_with_its_connection_also_where_what_waits_cannot_be_passed_on(upstreams):
+    streams = [Stream(upstreams) for _ in range(burst.AT_ONCE + 1)]
+    for stream in streams:
+        stream.read(chunk("more"))
+
+    def fail() -> None:
+        raise ValueError("no")
+
+    late = streams[-1]
+    late.on_write = fail
+    with pytest.raises(ValueError, match="no"):  # the loop logs it
+        late.connection.connection_lost(None)
+    assert [end.reason for end in late.ends if end] == [FailureReason.CUT_OFF]
+
+
 async def test_reads_cannot_starve_what_waits():
     """A thousand streams, each with a token in every turn of the loop: what waits is passed on within some turns."""
     queue, passed = Burst(), 0

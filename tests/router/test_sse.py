@@ -34,7 +34,7 @@ _EVENTS = st.sampled_from(
     [
         chat_chunk("hello"), chat_chunk("", role=True), chat_chunk('say "usage" and [DONE]'), chat_chunk("é\u2028x"),
         {"choices": [], "usage": None}, ": comment", "event: x\nid: 3\ndata: {}", "retry: 5", "data: not json", "data: [1,2]",
-        chat_chunk("x", finish="stop"), "data", "data:", "id: 1",
+        chat_chunk("x", finish="stop"), "data", "data:", "id: 1", {"type": {}, "choices": [{"delta": ["x"]}]},
     ]
 )  # fmt: skip
 

@@ -278,7 +278,7 @@ class EventScanner:
                 self.first_content_s = now_s
             self.last_content_s = now_s
         kind = chunk.get("type")
-        if kind in {"message_stop", "response.completed", "response.incomplete"}:
+        if isinstance(kind, str) and kind in {"message_stop", "response.completed", "response.incomplete"}:
             self.complete = True
         usage = self._usage_of(chunk)
         if usage is None:

@@ -234,7 +234,13 @@ class UpstreamConnection:
         """Called by the loop: the connection is gone."""
         self.transport = None
         self._owner.open.discard(self)
-        self.pass_late()
+        try:
+            self.pass_late()
+        finally:  # from now on nobody else ends the answer, nor sees that it is overdue
+            self._end_answer(error)
+
+    def _end_answer(self, error: Exception | None) -> None:
+        """Tell what the end of the connection means to the answer that was awaited, if any."""
         answer, self.answer = self.answer, None
         if answer is None:
             if self in self.peer.idle:
