@@ -23,6 +23,12 @@ class OperatorProcess:
     process: subprocess.Popen[bytes]
     port: int
     log: Path
+    refused_at_start: float = 0
+    """Calls that an API server refused before it had read the rights it goes by, as it does for a moment when it begins anew."""
+
+    def refused(self) -> float:
+        """Calls that the API server refused for want of a right, those told of apart."""
+        return self.metric("forebay_operator_api_errors_total", code="403") - self.refused_at_start
 
     def ready(self) -> dict[str, Any]:
         """What /readyz says."""
